@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of a few queries over the tokens of one lane, wherever they lie, with what scoring and
+// recall need from the same pass: log-sum-exp and logits.
+// Tested by tests/unit/gpu/attend_test.cc.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "gpu/extent.h"
+#include "gpu/shape.h"
+
+namespace ebbtide::gpu {
+
+// One lane. Rows are ordered [group, queries]: row r = g * queries + m.
+struct AttendArgs {
+  Dtype dtype = Dtype::kF16;
+  int head_dim = 0;
+  int group = 1;    // Query heads that share this lane.
+  int queries = 1;  // Tokens that ask.
+  float scale = 0;  // Usually 1 / sqrt(head_dim).
+  std::span<const Extent> extents;
+  std::span<const float> query;          // [group, queries, head_dim]
+  std::span<const int32_t> query_index;  // [queries] a query sees tokens with index <= its own
+  std::span<float> output;               // [group, queries, head_dim] out; zeros where nothing is seen
+  std::span<float> lse;                  // [group, queries] out; -inf where nothing is seen
+  std::span<float> logits;  // [group, queries, slots] out, slots = sum over extents; empty: not wanted
+};
+
+// Partial attention over `extents`, ready to be merged with other parts (merge.h).
+//
+//   Math      z[r,s] = scale * query[r] . key[s], -inf where index[s] is kNoToken or > query_index[m]
+//             lse[r] = log sum_s exp(z[r,s]);  output[r] = sum_s exp(z[r,s] - lse[r]) * value[s]
+//   Layout    row-major, dense; slots follow each other in the order of `extents`
+//   Units     natural logarithm
+//   Numerics  products and sums in f32; CPU within 1e-6 relative of the f64 reference on outputs of
+//             unit scale, logits within AttendLogitError; K or V of hidden slots is never used
+//   Repeats   bit for bit, for one build and SIMD target: neither threads nor other lanes matter
+//   Cost      4 * group * queries * slots * head_dim flops; reads each key and value once per tile
+//             of rows
+//   Order     done on return
+//   Source    online softmax, arXiv:1805.02867; split-KV partials, flash-decoding
+void AttendReference(const AttendArgs& args);
+void AttendCpu(const AttendArgs& args);
+
+// Upper bound on |z - exact z| of either implementation, for |query| and max |key| in l2 norm.
+float AttendLogitError(int head_dim, float scale, float query_norm, float key_norm);
+
+}  // namespace ebbtide::gpu

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How much the absent tokens of pages could add to an answer, from their digests alone.
+// Tested by tests/unit/gpu/bound_test.cc.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace ebbtide::gpu {
+
+// One lane: every row of queries against every page that has absent tokens.
+struct BoundArgs {
+  int head_dim = 0;
+  int rows = 0;  // group * queries
+  int pages = 0;
+  float scale = 0;
+  std::span<const float> query;                  // [rows, head_dim]
+  std::span<const std::byte* const> digest;      // [pages] digest.h
+  std::span<const int32_t> absent;               // [pages] absent tokens, 1 .. tokens of the page
+  std::span<const float> resident_logit_sum;     // [rows, pages] sum of scale * q . k over the page's
+                                                 // resident tokens
+  std::span<float> mass_low;                     // [rows, pages] out: log mass of the absent, from below
+  std::span<float> mass_high;                    // [rows, pages] out: and from above
+  std::span<float> mass_estimate;                // [rows, pages] out: ln|A| + mean logit, no promise
+};
+
+// Bounds of log sum_{absent j} exp(scale * q . k_j).
+//
+//   Math      a <= z_j <= b from the box; t = corrected mean logit of the absent tokens.
+//             low  ln|A| + t (Jensen), high  ln|A| + ln(((b-t)e^a + (t-a)e^b) / (b-a)) (chord)
+//             where the mean is trusted; else low ln|A| + a, high ln|A| + b
+//   Units     natural logarithm
+//   Numerics  outward in every rounding: low is never above, high never below the exact value for the
+//             keys the digest was made of
+//   Repeats   bit for bit, for one build and SIMD target
+//   Cost      reads each digest's key rows once per tile of rows; 6 * rows * pages * head_dim flops
+//   Source    docs/architecture.md, bounds
+void BoundReference(const BoundArgs& args);
+void BoundCpu(const BoundArgs& args);
+
+// distance[r, p] >= |v - output[r]| for every token of page p: |value_mean - output| + radius, or
+// |output| + value_norm_max where that is less.
+struct ValueDistanceArgs {
+  int head_dim = 0;
+  int rows = 0;
+  int pages = 0;
+  std::span<const float> output;             // [rows, head_dim]
+  std::span<const std::byte* const> digest;  // [pages]
+  std::span<float> distance;                 // [rows, pages] out, rounded up
+};
+void ValueDistanceReference(const ValueDistanceArgs& args);
+void ValueDistanceCpu(const ValueDistanceArgs& args);
+
+}  // namespace ebbtide::gpu

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The output error that losing one token would cause: CAOTE and FastCAOTE.
+// Tested by tests/unit/gpu/damage_test.cc.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "gpu/extent.h"
+#include "gpu/shape.h"
+
+namespace ebbtide::gpu {
+
+// One lane, several weight rows (true attention rows, or one normalised base score).
+struct DamageArgs {
+  Dtype dtype = Dtype::kF16;
+  int head_dim = 0;
+  int rows = 1;
+  std::span<const Extent> extents;  // Slots with kNoToken get 0.
+  std::span<const float> logits;    // [rows, slots] with lse below: weights are exp(logits - lse)
+  std::span<const float> lse;       // [rows]
+  std::span<const float> centre;    // [rows, head_dim] the output of each row (CAOTE), or the mean
+                                    // value repeated (FastCAOTE)
+  std::span<const float> value_norm;  // [slots] |value|, kept since the append; empty: not used
+  std::span<float> damage;            // [slots] out
+};
+
+// CAOTE: error of each row's output if slot s were gone, root of the sum of squares over rows.
+//
+//   Math      a = exp(logits[r,s] - lse[r]);  damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2)
+//             where a > 1/2 the leave-one-out form a * |o_without_s - value[s]| is used, from logits
+//   Numerics  1 - a as -expm1(z - lse); f32; CPU within 1e-5 * damage + 1e-6 * a * |o - v| of f64
+//   Repeats   bit for bit, for one build and SIMD target
+//   Cost      reads each value once; 3 * rows * slots * head_dim flops
+//   Source    CAOTE arXiv:2504.14051; sum over rows: identity 7 of docs/policies.md
+void DamageReference(const DamageArgs& args);
+void DamageCpu(const DamageArgs& args);
+
+// FastCAOTE: the same with `centre` taken as given and no leave-one-out form, as its formula has it:
+// damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2).
+void FastDamageReference(const DamageArgs& args);
+void FastDamageCpu(const DamageArgs& args);
+
+// centre[r] = sum_s exp(logits[r,s] - lse[r]) * value[s]: the "output" of a normalised base score.
+struct WeightedValueArgs {
+  Dtype dtype = Dtype::kF16;
+  int head_dim = 0;
+  int rows = 1;
+  std::span<const Extent> extents;
+  std::span<const float> weight;  // [rows, slots]; 0 where the slot holds nothing
+  std::span<float> output;        // [rows, head_dim] out
+};
+void WeightedValueReference(const WeightedValueArgs& args);
+void WeightedValueCpu(const WeightedValueArgs& args);
+
+}  // namespace ebbtide::gpu

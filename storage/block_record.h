@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a block is framed at rest: a header that says whose it is and what shape it has, with a checksum
+// of itself and one of every page, then the pages at fixed offsets. docs/formats/block_record.md is
+// its page. Tested by tests/unit/storage/block_record_test.cc, fuzzed by tests/fuzz/block_record_fuzz.cc.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "storage/block_key.h"
+
+namespace ebbtide::storage {
+
+inline constexpr uint64_t kRecordAlignment = 4096;  // O_DIRECT; pages of 4 KiB and more start aligned.
+
+// What shape the blocks of one model have. Everything a reader must agree on before it may use bytes.
+struct RecordGeometry {
+  uint32_t layers = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t page_tokens = 0;
+  uint32_t dtype = 0;  // gpu::Dtype's number
+  uint32_t page_bytes = 0;
+  uint64_t model_fingerprint = 0;  // XXH3 of namespace, model name, weights fingerprint and geometry
+
+  uint32_t pages() const { return layers * kv_heads; }
+  uint64_t header_bytes() const;  // Rounded up to kRecordAlignment.
+  uint64_t page_offset(uint32_t page) const { return header_bytes() + uint64_t{page} * page_bytes; }
+  uint64_t record_bytes() const;  // Rounded up to kRecordAlignment.
+  absl::Status Validate() const;  // kInvalidArgument names the field, its value and its limit.
+  friend bool operator==(const RecordGeometry&, const RecordGeometry&) = default;
+};
+
+// A view of a record's parsed header; page checksums stay where they lie.
+struct RecordHeader {
+  BlockKey key;
+  RecordGeometry geometry;
+  uint64_t first_index = 0;
+  std::span<const std::byte> page_checksums;  // [pages] little-endian u64, unaligned
+  std::span<const std::byte> positions;       // [page_tokens] little-endian i64, unaligned
+
+  uint64_t page_checksum(uint32_t page) const;
+  int64_t position(uint32_t token) const;
+};
+
+// XXH3-64 of a page, bound to its identity: the seed is drawn from the key and the page number, so a
+// page of another block, lane or generation never passes.
+uint64_t PageChecksum(const BlockKey& key, uint32_t page, std::span<const std::byte> bytes);
+
+// Writes the header over the first header_bytes() of `record` and zeroes the padding at its end. The
+// pages must lie in place already; their checksums are computed here.
+//   positions  [page_tokens]
+void FrameRecord(const BlockKey& key, const RecordGeometry& geometry, std::span<const int64_t> positions,
+                 std::span<std::byte> record);
+
+// Reads and checks a header. `bytes` may come from outside: anything may be wrong with it.
+//   kDataLoss  not a record, another version, a length that contradicts itself, or a checksum that fails
+absl::StatusOr<RecordHeader> ParseHeader(std::span<const std::byte> bytes);
+
+// Is page `page` of `record` the page it should be? `header` must have been parsed from it.
+bool PageIsIntact(const RecordHeader& header, uint32_t page, std::span<const std::byte> bytes);
+
+}  // namespace ebbtide::storage

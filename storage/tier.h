@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Tier keeps block records in one kind of memory. It knows keys and bytes; what a page means, and
+// whether it deserves its place, is decided above (service/).
+//
+// Implementations: host/, rocksdb/. Contract: tests/contract/tier_contract_test.cc.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+#include "storage/block_key.h"
+
+namespace ebbtide::storage {
+
+struct BlockWrite {
+  BlockKey key;
+  std::span<const std::byte> record;  // A whole block record (block_record.h).
+};
+
+enum class PageState : uint8_t {
+  kMissing,  // The tier does not hold the block: a miss is an answer.
+  kOk,       // `into` holds the page and its checksum agrees.
+  kCorrupt,  // The tier held bytes that fail their check; `into` holds nothing to trust.
+};
+
+struct PageRead {
+  BlockKey key;
+  uint32_t page = 0;                     // layer * kv_heads + kv head
+  std::span<std::byte> into;             // Caller's memory, exactly one page long.
+  PageState state = PageState::kMissing;  // Set by Read.
+};
+
+// Keeps a block's record readable in place for as long as it lives.
+using BlockPin = std::shared_ptr<const std::span<const std::byte>>;
+
+struct TierUsage {
+  uint64_t budget_bytes = 0;
+  uint64_t used_bytes = 0;  // Everything the tier takes: records, index, head-room, garbage.
+  uint64_t blocks = 0;
+  uint64_t corrupt_pages = 0;
+};
+
+// Thread-safe. Calls block; the mover (service/movement/) owns the waiting.
+class Tier {
+ public:
+  virtual ~Tier() = default;
+
+  virtual std::string_view name() const = 0;  // "host", "rocksdb"
+
+  // Stores `blocks`, replacing older records of the same key. Each record is stored whole or not at
+  // all; when an error is returned, some of a batch may have been stored.
+  //   kInvalidArgument    not a block record, or its identity is not the key's
+  //   kResourceExhausted  the tier is at its budget; demote or evict first
+  //   kUnavailable        the medium did not answer; the caller may retry
+  virtual absl::Status Write(std::span<const BlockWrite> blocks) = 0;
+
+  // Fills `into` of every page held, checks it, and sets its `state`. Corrupt pages are counted.
+  //   kInvalidArgument    `into` is not one page long, or the page number is past the record's end
+  //   kUnavailable        the medium did not answer; no `state` may be trusted
+  virtual absl::Status Read(std::span<PageRead> pages) = 0;
+
+  // The whole record where it can be addressed without a copy, unchecked: the reader checks the
+  // pages it uses (block_record.h). Null where the block is not held or the medium is not memory.
+  virtual BlockPin Pin(const BlockKey& key) = 0;
+
+  // Forgets `keys`; keys not held are ignored. Pinned bytes go when the last pin does.
+  //   kUnavailable        the medium did not answer; the caller may retry
+  virtual absl::Status Erase(std::span<const BlockKey> keys) = 0;
+
+  virtual TierUsage Usage() const = 0;
+
+  // What one more record of `record_bytes` would add to used_bytes, head-room included.
+  virtual uint64_t CostBytes(uint64_t record_bytes) const = 0;
+};
+
+}  // namespace ebbtide::storage
