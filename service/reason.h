@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Errors that a worker can act on: a code for what to do next, a stable reason for programs, a message
+// for people. docs/errors.md lists the reasons.
+
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace ebbtide::service {
+
+// An error with its reason attached, e.g. Refuse(kNotFound, "SEQUENCE_UNKNOWN", "no sequence \"a\"; …").
+absl::Status Refuse(absl::StatusCode code, std::string_view reason, std::string_view message);
+
+// The reason of an error made by Refuse, else "".
+std::string ReasonOf(const absl::Status& status);
+
+}  // namespace ebbtide::service
