@@ -12,23 +12,24 @@
 namespace ebbtide {
 
 // Prints the condition, its place and `message`, then aborts. Out of line to keep callers small.
-[[noreturn]] void CheckFailed(const char* condition, const char* file, int line, const char* message);
+[[noreturn]] void CheckFailed(const char* condition, const char* file, int line,
+                              const char* message);
 
 }  // namespace ebbtide
 
 // Contracts within the daemon only; bad input from outside is answered with a status.
-#define EBBTIDE_CHECK(condition, message)                                       \
-  do {                                                                          \
-    if (!(condition)) [[unlikely]] {                                            \
-      ::ebbtide::CheckFailed(#condition, __FILE__, __LINE__, message);          \
-    }                                                                           \
+#define EBBTIDE_CHECK(condition, message)                              \
+  do {                                                                 \
+    if (!(condition)) [[unlikely]] {                                   \
+      ::ebbtide::CheckFailed(#condition, __FILE__, __LINE__, message); \
+    }                                                                  \
   } while (false)
 
-#define EBBTIDE_RETURN_IF_ERROR(expression)                      \
-  do {                                                           \
-    if (absl::Status status_ = (expression); !status_.ok()) {    \
-      return status_;                                            \
-    }                                                            \
+#define EBBTIDE_RETURN_IF_ERROR(expression)                   \
+  do {                                                        \
+    if (absl::Status status_ = (expression); !status_.ok()) { \
+      return status_;                                         \
+    }                                                         \
   } while (false)
 
 #define EBBTIDE_CONCAT_INNER(a, b) a##b

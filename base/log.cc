@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "base/log.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <spdlog/logger.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/base_sink.h>
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ebbtide {
+namespace {
+
+struct LevelName {
+  LogLevel level;
+  std::string_view name;
+  spdlog::level::level_enum spdlog_level;
+};
+
+constexpr std::array kLevels = {
+    LevelName{LogLevel::kDebug, "debug", spdlog::level::debug},
+    LevelName{LogLevel::kInfo, "info", spdlog::level::info},
+    LevelName{LogLevel::kWarn, "warn", spdlog::level::warn},
+    LevelName{LogLevel::kError, "error", spdlog::level::err},
+};
+
+const LevelName& NameOf(LogLevel level) {
+  return kLevels[static_cast<size_t>(level)];
+}
+
+// Whole lines to one file, each flushed: a log that dies with the process explains nothing.
+class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FileSink(std::FILE* out) : out_(out) {}
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    std::fwrite(line.data(), 1, line.size(), out_);
+    std::fflush(out_);
+  }
+  void flush_() override { std::fflush(out_); }
+
+ private:
+  std::FILE* const out_;
+};
+
+struct Logger {
+  LogForm form = LogForm::kText;
+  std::shared_ptr<spdlog::logger> lines;
+};
+
+std::shared_ptr<const Logger> MakeLogger(const LogOptions& options) {
+  auto lines = std::make_shared<spdlog::logger>("", std::make_shared<FileSink>(options.out));
+  lines->set_level(NameOf(options.level).spdlog_level);
+  // Bodies begin with the level: our names of levels are those of the configuration, not spdlog's.
+  if (options.form == LogForm::kJson) {
+    lines->set_formatter(std::make_unique<spdlog::pattern_formatter>(
+        R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ",%v})", spdlog::pattern_time_type::utc));
+  } else {
+    lines->set_formatter(std::make_unique<spdlog::pattern_formatter>("%H:%M:%S.%e %v"));
+  }
+  return std::make_shared<const Logger>(Logger{.form = options.form, .lines = std::move(lines)});
+}
+
+// The logger in use. Readers take it once per line, so that SetUpLog never pulls it from under one.
+class Current {
+ public:
+  void Set(std::shared_ptr<const Logger> logger) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    logger_ = std::move(logger);
+  }
+  std::shared_ptr<const Logger> Get() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return logger_;
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::shared_ptr<const Logger> logger_ ABSL_GUARDED_BY(mu_) = MakeLogger(LogOptions{});
+};
+
+Current& TheLog() {
+  static auto* const current = new Current;  // Never destroyed: other statics may log at the end.
+  return *current;
+}
+
+std::string JsonString(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string JsonBody(LogLevel level, std::string_view event,
+                     std::initializer_list<LogField> fields) {
+  std::string body =
+      fmt::format(R"("level":"{}","event":{})", NameOf(level).name, JsonString(event));
+  for (const LogField& field : fields) {
+    body += fmt::format(",{}:{}", JsonString(field.name()),
+                        field.is_literal() ? field.text() : JsonString(field.text()));
+  }
+  return body;
+}
+
+// One event is one line, whatever a value holds.
+std::string TextBody(LogLevel level, std::string_view event,
+                     std::initializer_list<LogField> fields) {
+  std::string body = fmt::format("{:5} {}", NameOf(level).name, event);
+  for (const LogField& field : fields) {
+    const bool needs_quotes =
+        field.text().empty() || field.text().find_first_of(" \"=\\\n\r\t") != std::string::npos;
+    body +=
+        fmt::format(" {}={}", field.name(), needs_quotes ? JsonString(field.text()) : field.text());
+  }
+  return body;
+}
+
+}  // namespace
+
+absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text) {
+  for (const LevelName& level : kLevels) {
+    if (level.name == text) {
+      return level.level;
+    }
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("log level '{}' is unknown; use debug, info, warn or error", text));
+}
+
+LogOptions LogOptionsFor(LogLevel level, std::FILE* out) {
+  const bool is_watched = isatty(fileno(out)) == 1;
+  return {.level = level, .form = is_watched ? LogForm::kText : LogForm::kJson, .out = out};
+}
+
+void SetUpLog(const LogOptions& options) {
+  TheLog().Set(MakeLogger(options));
+}
+
+LogField::LogField(std::string_view name, std::string_view value) : name_(name), text_(value) {}
+
+LogField::LogField(std::string_view name, bool value)
+    : LogField(name, std::string(value ? "true" : "false"), Literal{}) {}
+
+LogField::LogField(std::string_view name, double value)
+    : name_(name),
+      text_(fmt::format("{}", value)),
+      is_literal_(std::isfinite(value)) {}  // JSON has no word for the others: they are quoted.
+
+void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+  const std::shared_ptr<const Logger> logger = TheLog().Get();
+  const spdlog::level::level_enum spdlog_level = NameOf(level).spdlog_level;
+  if (!logger->lines->should_log(spdlog_level)) {
+    return;
+  }
+  const std::string body = logger->form == LogForm::kJson ? JsonBody(level, event, fields)
+                                                          : TextBody(level, event, fields);
+  logger->lines->log(spdlog_level, spdlog::string_view_t(body));
+}
+
+}  // namespace ebbtide
