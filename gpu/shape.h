@@ -14,11 +14,15 @@ namespace ebbtide::gpu {
 enum class Dtype : uint8_t { kF32 = 1, kF16 = 2 };
 
 inline constexpr int kHeadDimMax = 256;
-inline constexpr int kGroupMax = 16;    // Query heads that share one KV head.
+inline constexpr int kGroupMax = 16;  // Query heads that share one KV head.
 inline constexpr int kPageTokensMax = 64;
 
-constexpr size_t DtypeBytes(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
-constexpr std::string_view DtypeName(Dtype dtype) { return dtype == Dtype::kF32 ? "f32" : "f16"; }
+constexpr size_t DtypeBytes(Dtype dtype) {
+  return dtype == Dtype::kF32 ? 4 : 2;
+}
+constexpr std::string_view DtypeName(Dtype dtype) {
+  return dtype == Dtype::kF32 ? "f32" : "f16";
+}
 
 // A page, or a frame of the device pool: `tokens` keys, then as many values.
 struct PageShape {

@@ -33,6 +33,9 @@ struct AppendArgs {
 void AppendReference(const AppendArgs& args);
 void AppendCpu(const AppendArgs& args);
 
+// Stops the process where a span disagrees with the shape.
+void CheckAppend(const AppendArgs& args);
+
 // Where the first element that is NaN or infinite stands in `elements`, or -1.
 ptrdiff_t FindNotFinite(Dtype dtype, std::span<const std::byte> elements);
 

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -24,14 +25,15 @@ struct AttendArgs {
   std::span<const Extent> extents;
   std::span<const float> query;          // [group, queries, head_dim]
   std::span<const int32_t> query_index;  // [queries] a query sees tokens with index <= its own
-  std::span<float> output;               // [group, queries, head_dim] out; zeros where nothing is seen
-  std::span<float> lse;                  // [group, queries] out; -inf where nothing is seen
-  std::span<float> logits;  // [group, queries, slots] out, slots = sum over extents; empty: not wanted
+  std::span<float> output;  // [group, queries, head_dim] out; zeros where nothing is seen
+  std::span<float> lse;     // [group, queries] out; -inf where nothing is seen
+  std::span<float> logits;  // [group, queries, slots] out, slots of all extents; empty: not wanted
 };
 
 // Partial attention over `extents`, ready to be merged with other parts (merge.h).
 //
-//   Math      z[r,s] = scale * query[r] . key[s], -inf where index[s] is kNoToken or > query_index[m]
+//   Math      z[r,s] = scale * query[r] . key[s], or -inf where r does not see s: where index[s] is
+//             kNoToken or above query_index[m]
 //             lse[r] = log sum_s exp(z[r,s]);  output[r] = sum_s exp(z[r,s] - lse[r]) * value[s]
 //   Layout    row-major, dense; slots follow each other in the order of `extents`
 //   Units     natural logarithm
@@ -45,7 +47,14 @@ struct AttendArgs {
 void AttendReference(const AttendArgs& args);
 void AttendCpu(const AttendArgs& args);
 
-// Upper bound on |z - exact z| of either implementation, for |query| and max |key| in l2 norm.
+// Slots over all extents: the length of a row of logits.
+size_t AttendSlots(const AttendArgs& args);
+
+// Stops the process where a span or an extent disagrees with the shape.
+void CheckAttend(const AttendArgs& args);
+
+// Upper bound on |z - exact z| of either implementation, for |query| and max |key| in l2 norm. It
+// holds the rounding of z - max inside the softmax as well: weights are true to a factor of e^error.
 float AttendLogitError(int head_dim, float scale, float query_norm, float key_norm);
 
 }  // namespace ebbtide::gpu

@@ -16,11 +16,14 @@ struct GatherArgs {
   PageShape shape;
   std::span<const std::byte* const> key_slot;    // [tokens] at most shape.tokens
   std::span<const std::byte* const> value_slot;  // [tokens]
-  std::span<std::byte> page;                     // shape.page_bytes() out; rows past `tokens` are zeroed
+  std::span<std::byte> page;  // shape.page_bytes() out; rows past `tokens` are zeroed
 };
 
 //   Cost      reads and writes each byte once; runs of neighbouring slots are one copy
 void GatherReference(const GatherArgs& args);
 void GatherCpu(const GatherArgs& args);
+
+// Stops the process where a span disagrees with the shape.
+void CheckGather(const GatherArgs& args);
 
 }  // namespace ebbtide::gpu
