@@ -83,7 +83,7 @@ absl::StatusOr<uint64_t> ParseBytes(std::string_view text) {
       return NotASize(text, "it needs one to three digits after the point");
     }
   }
-  if (!rest.empty() && rest.front() == ' ') {
+  if (rest.size() > 1 && rest.front() == ' ') {
     rest.remove_prefix(1);
   }
   const Unit* unit = FindUnit(rest);
