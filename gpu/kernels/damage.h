@@ -20,26 +20,35 @@ struct DamageArgs {
   int rows = 1;
   std::span<const Extent> extents;  // Slots with kNoToken get 0.
   std::span<const float> logits;    // [rows, slots] with lse below: weights are exp(logits - lse)
-  std::span<const float> lse;       // [rows]
+  std::span<const float> lse;       // [rows] over these extents and the rest below
   std::span<const float> centre;    // [rows, head_dim] the output of each row (CAOTE), or the mean
                                     // value repeated (FastCAOTE)
-  std::span<const float> value_norm;  // [slots] |value|, kept since the append; empty: not used
-  std::span<float> damage;            // [slots] out
+  std::span<const float> value_norm = {};  // [slots] |value|, kept since the append; empty: unknown
+  // What the rows attended to beside the extents, as one partial attention (merge.h): tokens
+  // recalled in place, or a learned sink (output 0). Empty: nothing. FastCAOTE has no use for it.
+  std::span<const float> rest_output = {};  // [rows, head_dim]
+  std::span<const float> rest_lse = {};     // [rows]
+  std::span<float> damage;                  // [slots] out
 };
 
 // CAOTE: error of each row's output if slot s were gone, root of the sum of squares over rows.
 //
-//   Math      a = exp(logits[r,s] - lse[r]);  damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2)
-//             where a > 1/2 the leave-one-out form a * |o_without_s - value[s]| is used, from logits
-//   Numerics  1 - a as -expm1(z - lse); f32; CPU within 1e-5 * damage + 1e-6 * a * |o - v| of f64
+//   Math      a = exp(logits[r,s] - lse[r])
+//             damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2)
+//             where a > 1/2 the leave-one-out form a * |o_without_s - value[s]| is used, from the
+//             logits and values of all others (rest included): no cancellation however near a is to
+//             1. Without any others o_without_s is 0, as attention over nothing is.
+//   Numerics  1 - a as -expm1(z - lse); f32; CPU within 1e-5 * damage + 1e-6 * a * |o - v| of f64;
+//             always finite
 //   Repeats   bit for bit, for one build and SIMD target
-//   Cost      reads each value once; 3 * rows * slots * head_dim flops
+//   Cost      reads each value once; 3 * rows * slots * head_dim flops, 5 for rows with an a > 1/2
 //   Source    CAOTE arXiv:2504.14051; sum over rows: identity 7 of docs/policies.md
 void DamageReference(const DamageArgs& args);
 void DamageCpu(const DamageArgs& args);
 
-// FastCAOTE: the same with `centre` taken as given and no leave-one-out form, as its formula has it:
-// damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2).
+// FastCAOTE: the same with `centre` taken as given and no leave-one-out form, as its formula has
+// it: damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2). 1 - a is taken as 2^-24 where
+// it is less: lse is no better known, and the damage stays finite.
 void FastDamageReference(const DamageArgs& args);
 void FastDamageCpu(const DamageArgs& args);
 
