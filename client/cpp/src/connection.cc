@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// gRPC's only home in the client: channel, stubs, deadlines, errors in our words.
+
+#include "client/cpp/src/connection.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+
+#include "base/clock.h"
+#include "ebbtide/v1/cache.grpc.pb.h"
+#include "ebbtide/v1/stats.grpc.pb.h"
+
+namespace ebbtide::client {
+namespace {
+
+constexpr char kReasonUrl[] = "ebbtide.dev/reason";
+constexpr char kReasonTrailer[] = "ebbtide-reason";
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);  // The daemon's limit rules; gRPC's own is 4 MiB.
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);     // Attempts counts them, nobody else.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // A sidecar is never behind a proxy.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);  // How long one connect may take.
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// "Attend" of an AttendRequest.
+std::string CallName(const google::protobuf::Message& request) {
+  const std::string& name = request.GetDescriptor()->name();
+  return name.substr(0, name.size() - std::string_view("Request").size());
+}
+
+std::string TrailerReason(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find(kReasonTrailer);
+  return found == trailers.end() ? "" : std::string(found->second.data(), found->second.size());
+}
+
+// The daemon's own errors pass as they came; those of the way to it get the endpoint and the fix.
+absl::Status InOurWords(const grpc::Status& status, const std::string& reason,
+                        const std::string& call, const std::string& target) {
+  if (status.ok()) return absl::OkStatus();
+  if (!reason.empty()) {
+    return WithReason(
+        absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()),
+        reason);
+  }
+  switch (status.error_code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+      return WithReason(
+          absl::UnavailableError(absl::StrFormat(
+              "%s: no daemon answers at %s (%s); start `ebbtided`, or name its endpoint with "
+              "EBBTIDE_SOCKET or --socket",
+              call, target, status.error_message())),
+          kReasonUnreachable);
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return absl::DeadlineExceededError(absl::StrFormat(
+          "%s: no answer from %s in time; it may or may not have been carried out, and the same "
+          "call again is safe",
+          call, target));
+    default:
+      return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                          absl::StrFormat("%s at %s: %s", call, target, status.error_message()));
+  }
+}
+
+bool IsWorthRepeating(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kUnavailable && ErrorReason(status) != kReasonNotMet;
+}
+
+}  // namespace
+
+absl::Status WithReason(absl::Status status, std::string_view reason) {
+  if (!status.ok() && !reason.empty()) {
+    status.SetPayload(kReasonUrl, absl::Cord(absl::string_view(reason.data(), reason.size())));
+  }
+  return status;
+}
+
+std::string ErrorReason(const absl::Status& status) {
+  const auto payload = status.GetPayload(kReasonUrl);
+  return payload.has_value() ? std::string(*payload) : "";
+}
+
+struct Connection::Wire {
+  Wire(std::string endpoint, const ClientOptions& client_options)
+      : target(std::move(endpoint)),
+        options(client_options),
+        channel(MakeChannel(target)),
+        cache(channel),
+        stats(channel) {}
+
+  // Fixed after construction.
+  const std::string target;
+  const ClientOptions options;
+  const std::shared_ptr<grpc::Channel> channel;
+
+  // Synchronised by themselves.
+  v1::CacheService::Stub cache;
+  v1::StatsService::Stub stats;
+
+  mutable absl::Mutex mu;
+  std::string boot_id ABSL_GUARDED_BY(mu);
+  uint64_t message_bytes_max ABSL_GUARDED_BY(mu) = 0;
+
+  Attempts AttemptsWithin(absl::Duration timeout) const {
+    return Attempts({.attempts_max = options.attempts_max}, timeout, SteadyClock(), absl::SleepFor);
+  }
+
+  absl::Status CheckSize(const google::protobuf::Message& request) const {
+    const uint64_t bytes = request.ByteSizeLong();
+    const absl::MutexLock lock(&mu);
+    if (message_bytes_max == 0 || bytes <= message_bytes_max) return absl::OkStatus();
+    return WithReason(absl::ResourceExhaustedError(absl::StrFormat(
+                          "%s: the message has %u bytes, %s takes %u at most; send fewer tokens "
+                          "or items per call",
+                          CallName(request), bytes, target, message_bytes_max)),
+                      kReasonTooLarge);
+  }
+
+  template <typename Stub, typename Request, typename Response>
+  absl::Status Call(Stub& stub,
+                    grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, Response* response, Attempts& attempts) const {
+    if (absl::Status size = CheckSize(request); !size.ok()) return size;
+    while (true) {
+      response->Clear();
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() +
+                           absl::ToChronoNanoseconds(attempts.remaining()));
+      const grpc::Status answer = (stub.*method)(&context, request, response);
+      if (answer.ok()) return absl::OkStatus();
+      absl::Status status = InOurWords(answer, TrailerReason(context), CallName(request), target);
+      if (!IsWorthRepeating(status) || !attempts.Next()) return status;
+    }
+  }
+};
+
+Connection::Connection(std::unique_ptr<Wire> wire) : wire_(std::move(wire)) {}
+Connection::~Connection() = default;
+
+std::shared_ptr<Connection> Connection::Open(std::string target, const ClientOptions& options) {
+  return std::shared_ptr<Connection>(
+      new Connection(std::make_unique<Wire>(std::move(target), options)));
+}
+
+const std::string& Connection::target() const {
+  return wire_->target;
+}
+
+std::string Connection::boot_id() const {
+  const absl::MutexLock lock(&wire_->mu);
+  return wire_->boot_id;
+}
+
+void Connection::NoteBoot(std::string_view boot_id) {
+  const absl::MutexLock lock(&wire_->mu);
+  wire_->boot_id = std::string(boot_id);
+}
+
+void Connection::LimitMessages(uint64_t message_bytes_max) {
+  const absl::MutexLock lock(&wire_->mu);
+  wire_->message_bytes_max = message_bytes_max;
+}
+
+Attempts Connection::ConnectAttempts() const {
+  return wire_->AttemptsWithin(wire_->options.connect_timeout);
+}
+
+Attempts Connection::ControlAttempts() const {
+  return wire_->AttemptsWithin(wire_->options.control_timeout);
+}
+
+Attempts Connection::DataAttempts() const {
+  return wire_->AttemptsWithin(wire_->options.data_timeout);
+}
+
+// One line per call: which stub and which method carry it.
+#define EBBTIDE_CLIENT_CALL(Service, stub, Name)                                                \
+  absl::Status Connection::Call(const v1::Name##Request& request, v1::Name##Response* response, \
+                                Attempts& attempts) const {                                     \
+    return wire_->Call(wire_->stub, &v1::Service::Stub::Name, request, response, attempts);     \
+  }
+EBBTIDE_CLIENT_CALL(CacheService, cache, RegisterModel)
+EBBTIDE_CLIENT_CALL(CacheService, cache, OpenSequence)
+EBBTIDE_CLIENT_CALL(CacheService, cache, Append)
+EBBTIDE_CLIENT_CALL(CacheService, cache, Attend)
+EBBTIDE_CLIENT_CALL(CacheService, cache, ReadPages)
+EBBTIDE_CLIENT_CALL(CacheService, cache, Truncate)
+EBBTIDE_CLIENT_CALL(CacheService, cache, CloseSequence)
+EBBTIDE_CLIENT_CALL(StatsService, stats, GetServerInfo)
+EBBTIDE_CLIENT_CALL(StatsService, stats, GetStats)
+EBBTIDE_CLIENT_CALL(StatsService, stats, ListSequences)
+EBBTIDE_CLIENT_CALL(StatsService, stats, DescribeSequence)
+#undef EBBTIDE_CLIENT_CALL
+
+}  // namespace ebbtide::client

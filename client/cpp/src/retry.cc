@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attempts of one call: counted, spaced by a doubling backoff, ended by the time limit.
+
+#include "client/cpp/src/retry.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ebbtide::client {
+
+Attempts::Attempts(const RetryPolicy& policy, absl::Duration timeout, Clock& clock, Wait wait)
+    : policy_(policy),
+      clock_(clock),
+      wait_(std::move(wait)),
+      deadline_(clock.SinceStart() + timeout),
+      backoff_(policy.backoff_first) {}
+
+absl::Duration Attempts::remaining() const {
+  return std::max(absl::ZeroDuration(), deadline_ - clock_.SinceStart());
+}
+
+bool Attempts::Next() {
+  if (made_ >= policy_.attempts_max || remaining() <= backoff_) return false;
+  wait_(backoff_);
+  backoff_ = std::min(2 * backoff_, policy_.backoff_max);
+  ++made_;
+  return true;
+}
+
+}  // namespace ebbtide::client

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// When a call may be sent again, and how long to wait before. Knows time and counts, no wire.
+// Contract: tests/unit/client/retry_test.cc.
+
+#pragma once
+
+#include <functional>
+
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+
+namespace ebbtide::client {
+
+struct RetryPolicy {
+  int attempts_max = 4;  // The first included.
+  absl::Duration backoff_first = absl::Milliseconds(20);
+  absl::Duration backoff_max = absl::Seconds(1);
+};
+
+// The attempts of one call under one time limit. Thread-compatible.
+class Attempts {
+ public:
+  using Wait = std::function<void(absl::Duration)>;
+
+  Attempts(const RetryPolicy& policy, absl::Duration timeout, Clock& clock, Wait wait);
+
+  // What is left for the attempt about to be made; never negative.
+  absl::Duration remaining() const;
+
+  int made() const { return made_; }
+
+  // Waits out the backoff before another attempt. False, without waiting, where none is left or the
+  // time limit would pass meanwhile.
+  bool Next();
+
+ private:
+  const RetryPolicy policy_;
+  Clock& clock_;
+  const Wait wait_;
+  const absl::Duration deadline_;
+  absl::Duration backoff_;
+  int made_ = 1;
+};
+
+}  // namespace ebbtide::client

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Endpoints: "unix:PATH" or "HOST:PORT", and the default that daemon and client agree on.
+
+#include "client/cpp/src/target.h"
+
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+
+#include "ebbtide/client.h"
+
+namespace ebbtide::client {
+namespace {
+
+constexpr std::string_view kUnix = "unix:";
+
+absl::StatusOr<std::string> UnixTarget(std::string_view path) {
+  constexpr size_t kPathMax = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.empty() || path.size() > kPathMax) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("endpoint: socket path \"%s\" has %u bytes; 1 to %u are allowed", path,
+                        path.size(), kPathMax));
+  }
+  return std::string(kUnix).append(path);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ParseTarget(std::string_view text) {
+  if (text.starts_with(kUnix)) return UnixTarget(text.substr(kUnix.size()));
+  if (text.starts_with('/')) return UnixTarget(text);
+  const size_t colon = text.rfind(':');
+  uint32_t port = 0;
+  if (colon == std::string_view::npos || colon == 0 ||
+      !absl::SimpleAtoi(absl::string_view(text.data() + colon + 1, text.size() - colon - 1),
+                        &port) ||
+      port == 0 || port > 65535) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "endpoint \"%s\": give unix:PATH or HOST:PORT with a port of 1 to 65535", text));
+  }
+  return std::string(text);
+}
+
+std::string DefaultTarget() {
+  if (const char* socket = std::getenv("EBBTIDE_SOCKET"); socket != nullptr && *socket != '\0') {
+    return socket;
+  }
+  if (const char* run = std::getenv("XDG_RUNTIME_DIR"); run != nullptr && *run != '\0') {
+    return absl::StrFormat("unix:%s/ebbtide.sock", run);
+  }
+  return absl::StrFormat("unix:/tmp/ebbtide-%u/ebbtide.sock", geteuid());
+}
+
+}  // namespace ebbtide::client

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a daemon listens, as people write it, and as gRPC wants to hear it.
+
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace ebbtide::client {
+
+// "unix:PATH", a bare absolute path, or "HOST:PORT" to a gRPC target. Paths may be relative.
+//   kInvalidArgument  anything else; a socket path that the system can't hold
+absl::StatusOr<std::string> ParseTarget(std::string_view text);
+
+}  // namespace ebbtide::client

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/cpp/src/target.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "gtest/gtest.h"
+
+#include "ebbtide/client.h"
+#include "tests/support/status_matchers.h"
+
+namespace ebbtide::client {
+namespace {
+
+using test::IsOkAndHolds;
+using test::StatusIs;
+using testing::HasSubstr;
+
+// Sets a variable of the environment for as long as it lives.
+class ScopedEnv {
+ public:
+  ScopedEnv(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    had_ = std::getenv(name) != nullptr;
+    value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+  }
+  ~ScopedEnv() { had_ ? setenv(name_, old_.c_str(), 1) : unsetenv(name_); }
+
+ private:
+  const char* name_;
+  std::string old_;
+  bool had_ = false;
+};
+
+TEST(ParseTargetTest, TakesUnixPathsAndHostsWithPorts) {
+  EXPECT_THAT(ParseTarget("unix:/run/ebbtide.sock"), IsOkAndHolds("unix:/run/ebbtide.sock"));
+  EXPECT_THAT(ParseTarget("/run/ebbtide.sock"), IsOkAndHolds("unix:/run/ebbtide.sock"));
+  EXPECT_THAT(ParseTarget("127.0.0.1:7070"), IsOkAndHolds("127.0.0.1:7070"));
+  EXPECT_THAT(ParseTarget("[::1]:7070"), IsOkAndHolds("[::1]:7070"));
+}
+
+TEST(ParseTargetTest, RefusesWhatIsNoEndpoint) {
+  for (const char* text :
+       {"", "host", "host:", ":7070", "host:0", "host:65536", "host:x", "unix:"}) {
+    EXPECT_THAT(ParseTarget(text), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
+  }
+}
+
+TEST(ParseTargetTest, RefusesASocketPathThatTheSystemCannotHold) {
+  EXPECT_THAT(ParseTarget("unix:/" + std::string(107, 'a')),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has 108 bytes; 1 to 107")));
+  EXPECT_OK(ParseTarget("unix:/" + std::string(106, 'a')));
+}
+
+TEST(DefaultTargetTest, TheVariableWinsOverTheRunFolder) {
+  const ScopedEnv socket("EBBTIDE_SOCKET", "unix:/a.sock");
+  const ScopedEnv run("XDG_RUNTIME_DIR", "/run/user/7");
+
+  EXPECT_EQ(DefaultTarget(), "unix:/a.sock");
+}
+
+TEST(DefaultTargetTest, AnEmptyVariableIsNone) {
+  const ScopedEnv socket("EBBTIDE_SOCKET", "");
+  const ScopedEnv run("XDG_RUNTIME_DIR", "/run/user/7");
+
+  EXPECT_EQ(DefaultTarget(), "unix:/run/user/7/ebbtide.sock");
+}
+
+TEST(DefaultTargetTest, WithoutARunFolderTheUsersOwnUnderTmpIsTaken) {
+  const ScopedEnv socket("EBBTIDE_SOCKET", nullptr);
+  const ScopedEnv run("XDG_RUNTIME_DIR", nullptr);
+
+  EXPECT_EQ(DefaultTarget(), "unix:/tmp/ebbtide-" + std::to_string(geteuid()) + "/ebbtide.sock");
+}
+
+}  // namespace
+}  // namespace ebbtide::client
