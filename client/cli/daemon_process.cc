@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fork and exec, and a pidfd to wait on with a deadline.
+
+#include "client/cli/daemon_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+
+#include "base/status_macros.h"
+
+namespace ebbtide::cli {
+namespace {
+
+constexpr char kProgram[] = "ebbtided";
+constexpr int kExitNotRun = 127;
+
+bool IsProgram(const std::filesystem::path& path) {
+  return access(path.c_str(), X_OK) == 0;
+}
+
+int ExitCode(int wait_status) {
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+}
+
+absl::Status Failed(const char* what) {
+  return absl::InternalError(absl::StrFormat("%s: %s failed: %s", kProgram, what, strerror(errno)));
+}
+
+// Only calls that are safe between fork and exec. `log` < 0: our own stdout and stderr.
+[[noreturn]] void BecomeDaemon(char* const* argv, pid_t parent, int log) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(kExitNotRun);  // The parent died before prctl.
+  if (log >= 0) {
+    setpgid(0, 0);  // Ctrl-C is ours to answer: the daemon is stopped in order.
+    dup2(log, STDOUT_FILENO);
+    dup2(log, STDERR_FILENO);
+  }
+  execv(argv[0], argv);
+  _exit(kExitNotRun);
+}
+
+absl::StatusOr<pid_t> Spawn(std::span<const std::string> arguments, int log) {
+  EBBTIDE_ASSIGN_OR_RETURN(std::string program, FindDaemon());
+  std::vector<std::string> owned(arguments.begin(), arguments.end());
+  std::vector<char*> argv = {program.data()};
+  for (std::string& argument : owned) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) return Failed("fork");
+  if (pid == 0) BecomeDaemon(argv.data(), parent, log);
+  return pid;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> FindDaemon() {
+  std::error_code error;
+  const std::filesystem::path folder =
+      std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  if (IsProgram(folder / kProgram)) return (folder / kProgram).string();
+  const char* path = std::getenv("PATH");
+  for (const auto part : absl::StrSplit(path == nullptr ? "" : path, ':', absl::SkipEmpty())) {
+    const auto program = std::filesystem::path(std::string(part)) / kProgram;
+    if (IsProgram(program)) return program.string();
+  }
+  return absl::NotFoundError(absl::StrFormat(
+      "no %s in %s nor in $PATH; build it (cmake --build --preset release --target %s) or install "
+      "it beside ebbctl",
+      kProgram, folder.string(), kProgram));
+}
+
+absl::StatusOr<int> RunDaemon(std::span<const std::string> arguments) {
+  EBBTIDE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(arguments, -1));
+  int wait_status = 0;
+  while (waitpid(pid, &wait_status, 0) < 0) {
+    if (errno != EINTR) return Failed("waitpid");
+  }
+  return ExitCode(wait_status);
+}
+
+absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(
+    std::span<const std::string> arguments, const std::string& log_file) {
+  const int log = open(log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (log < 0) return Failed("opening its log file");
+  const absl::StatusOr<pid_t> pid = Spawn(arguments, log);
+  close(log);
+  EBBTIDE_RETURN_IF_ERROR(pid.status());
+  // glibc 2.36 has pidfd_open only behind a header that clashes with fcntl.h's names.
+  const int pid_fd = static_cast<int>(syscall(SYS_pidfd_open, *pid, 0));
+  if (pid_fd < 0) {
+    kill(*pid, SIGKILL);
+    waitpid(*pid, nullptr, 0);
+    return Failed("pidfd_open");
+  }
+  return std::unique_ptr<DaemonProcess>(new DaemonProcess(*pid, pid_fd));
+}
+
+DaemonProcess::~DaemonProcess() {
+  if (IsRunning()) {
+    kill(pid_, SIGKILL);
+    WaitForEnd(absl::InfiniteDuration());
+  }
+  close(pid_fd_);
+}
+
+bool DaemonProcess::IsRunning() {
+  return !WaitForEnd(absl::ZeroDuration());
+}
+
+absl::Status DaemonProcess::Stop(absl::Duration timeout) {
+  if (!has_ended_) kill(pid_, SIGTERM);
+  if (!WaitForEnd(timeout)) {
+    kill(pid_, SIGKILL);
+    WaitForEnd(absl::InfiniteDuration());
+    return absl::DeadlineExceededError(
+        absl::StrFormat("%s (process %d) did not end within %s of SIGTERM and was killed", kProgram,
+                        pid_, absl::FormatDuration(timeout)));
+  }
+  if (exit_code_ != 0) {
+    return absl::InternalError(
+        absl::StrFormat("%s (process %d) ended with exit code %d", kProgram, pid_, exit_code_));
+  }
+  return absl::OkStatus();
+}
+
+bool DaemonProcess::WaitForEnd(absl::Duration timeout) {
+  if (has_ended_) return true;
+  pollfd ended = {.fd = pid_fd_, .events = POLLIN, .revents = 0};
+  const int timeout_ms = timeout == absl::InfiniteDuration()
+                             ? -1
+                             : static_cast<int>(absl::ToInt64Milliseconds(timeout));
+  if (poll(&ended, 1, timeout_ms) <= 0) return false;
+  int wait_status = 0;
+  if (waitpid(pid_, &wait_status, 0) == pid_) exit_code_ = ExitCode(wait_status);
+  has_ended_ = true;
+  return true;
+}
+
+}  // namespace ebbtide::cli

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ebbctl: the daemon's command line. Says what there is to say, and exits with 0 only when all is
+// well: 1 where something is not, 2 where the command itself was wrong.
+
+#include <CLI/CLI.hpp>
+#include <malloc.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "absl/strings/str_format.h"
+
+#include "client/cli/verbs.h"
+
+namespace ebbtide::cli {
+namespace {
+
+constexpr int kExitNotWell = 1;
+constexpr int kExitUsage = 2;
+
+using Verb = std::function<absl::StatusOr<bool>()>;
+
+constexpr char kAbout[] =
+    "ebbctl asks a running ebbtided, or starts one of its own for a demonstration.\n\n"
+    "Examples:\n"
+    "  ebbctl status\n"
+    "  ebbctl describe chat-17 --lane 15/0 --tokens\n";
+
+// Keeps big messages on the heap: mapping and unmapping each of them costs more than the copy.
+void TuneMalloc() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 2047 << 20);
+  mallopt(M_TOP_PAD, 64 << 20);
+}
+
+void AddWatchingVerbs(CLI::App& app, const Common& common, Verb& verb) {
+  app.add_subcommand("status", "Is the daemon well: version, tiers, answers, what was refused")
+      ->fallthrough()
+      ->callback([&] { verb = [&] { return RunStatus(common); }; });
+  app.add_subcommand("tiers", "What each tier holds, of what it may hold")
+      ->fallthrough()
+      ->callback([&] { verb = [&] { return RunTiers(common); }; });
+  app.add_subcommand("sequences", "Open sequences and where their tokens lie")
+      ->fallthrough()
+      ->callback([&] { verb = [&] { return RunSequences(common); }; });
+}
+
+void AddDescribe(CLI::App& app, const Common& common, DescribeArgs& args, Verb& verb) {
+  CLI::App* describe = app.add_subcommand("describe", "One sequence: its lanes, and their tokens");
+  describe->fallthrough();
+  describe->add_option("SEQUENCE", args.sequence, "its name, as `ebbctl sequences` lists it")
+      ->required();
+  describe->add_option("--lane", args.lane, "only this lane: LAYER/KV_HEAD");
+  describe->add_flag("--tokens", args.with_tokens,
+                     "each token of the lane: position, tier, score, and why it is there");
+  describe->footer("Example:\n  ebbctl describe chat-17 --lane 15/0 --tokens");
+  describe->callback([&] { verb = [&] { return RunDescribe(common, args); }; });
+}
+
+void AddConfig(CLI::App& app, std::string& file, Verb& verb) {
+  CLI::App* config = app.add_subcommand("config", "The daemon's configuration file");
+  config->fallthrough()->require_subcommand(1);
+  CLI::App* check = config->add_subcommand("check", "Every mistake in a file, with its line");
+  check->fallthrough();
+  check->add_option("FILE", file, "the configuration file")->required();
+  check->footer("Example:\n  ebbctl config check /etc/ebbtide/ebbtided.yaml");
+  check->callback([&] { verb = [&] { return RunConfigCheck(file); }; });
+}
+
+int Exit(const absl::StatusOr<bool>& well) {
+  if (well.ok()) return *well ? 0 : kExitNotWell;
+  const std::string reason = client::ErrorReason(well.status());
+  absl::FPrintF(stderr, "ebbctl: %s%s\n", std::string(well.status().message()),
+                reason.empty() ? "" : absl::StrFormat(" [%s]", reason));
+  return absl::IsInvalidArgument(well.status()) && reason.empty() ? kExitUsage : kExitNotWell;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app(kAbout, "ebbctl");
+  Common common;
+  DescribeArgs describe;
+  std::string config_file;
+  Verb verb;
+  app.require_subcommand(1);
+  app.add_option(
+      "--socket", common.socket,
+      "the daemon's endpoint, unix:PATH or HOST:PORT; default " + client::DefaultTarget());
+  app.add_option("-o,--output", common.output, "table (default) or json")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Output>{{"table", Output::kTable}, {"json", Output::kJson}}))
+      ->option_text("table|json");
+  AddWatchingVerbs(app, common, verb);
+  AddDescribe(app, common, describe, verb);
+  AddConfig(app, config_file, verb);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  return Exit(verb());
+}
+
+}  // namespace
+}  // namespace ebbtide::cli
+
+int main(int argc, char** argv) {
+  ebbtide::cli::TuneMalloc();
+  return ebbtide::cli::Main(argc, argv);
+}

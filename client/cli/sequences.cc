@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `ebbctl sequences` and `ebbctl describe`: who is open, and where each of its tokens lies.
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+
+#include "base/status_macros.h"
+#include "client/cli/json.h"
+#include "client/cli/table.h"
+#include "client/cli/units.h"
+#include "client/cli/verbs.h"
+
+namespace ebbtide::cli {
+namespace {
+
+std::string RenderLanes(const client::SequenceDescription& description,
+                        std::optional<client::LaneId> only) {
+  Table table({{"layer", Align::kRight},
+               {"kv head", Align::kRight},
+               {"length", Align::kRight},
+               {"resident", Align::kRight},
+               {"absent", Align::kRight},
+               {"demoted so far", Align::kRight}});
+  for (const client::LaneDescription& lane : description.lanes) {
+    if (only.has_value() && (lane.layer != only->layer || lane.kv_head != only->kv_head)) continue;
+    table.AddRow({FormatCount(lane.layer), FormatCount(lane.kv_head), FormatCount(lane.length),
+                  FormatCount(lane.resident), FormatCount(lane.absent), FormatCount(lane.demoted)});
+  }
+  return table.Render();
+}
+
+std::string RenderTokens(const std::vector<client::TokenDescription>& tokens) {
+  Table table({{"index", Align::kRight},
+               {"position", Align::kRight},
+               {"working set"},
+               {"tier"},
+               {"score", Align::kRight},
+               {"why"}});
+  for (const client::TokenDescription& token : tokens) {
+    table.AddRow({FormatCount(token.index), absl::StrFormat("%d", token.position),
+                  token.resident ? "resident" : "absent", std::string(client::TierName(token.tier)),
+                  FormatNumber(token.score), token.why});
+  }
+  return table.Render();
+}
+
+}  // namespace
+
+absl::StatusOr<client::LaneId> ParseLane(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '/');
+  client::LaneId lane;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &lane.layer) ||
+      !absl::SimpleAtoi(parts[1], &lane.kv_head)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--lane \"%s\": give LAYER/KV_HEAD, such as 15/0", text));
+  }
+  return lane;
+}
+
+std::string RenderSequences(const std::vector<client::SequenceSummary>& sequences) {
+  if (sequences.empty()) return "no sequence is open\n";
+  Table table({{"sequence"},
+               {"model"},
+               {"policy"},
+               {"recall"},
+               {"prefill"},
+               {"tokens", Align::kRight},
+               {"budget", Align::kRight},
+               {"device", Align::kRight},
+               {"host", Align::kRight},
+               {"rocksdb", Align::kRight},
+               {"open", Align::kRight},
+               {"idle", Align::kRight}});
+  for (const client::SequenceSummary& sequence : sequences) {
+    table.AddRow({sequence.name, sequence.model, sequence.policy, sequence.recall, sequence.prefill,
+                  FormatCount(sequence.committed), FormatCount(sequence.budget_tokens),
+                  FormatCount(sequence.tokens.device), FormatCount(sequence.tokens.host),
+                  FormatCount(sequence.tokens.rocksdb), FormatCount(sequence.tokens.open),
+                  FormatElapsed(sequence.idle)});
+  }
+  return table.Render();
+}
+
+std::string RenderDescription(const client::SequenceDescription& description,
+                              std::optional<client::LaneId> lane) {
+  std::string text = RenderSequences({description.summary});
+  text += "\n" + RenderLanes(description, lane);
+  if (!description.tokens.empty()) text += "\n" + RenderTokens(description.tokens);
+  return text;
+}
+
+absl::StatusOr<bool> RunSequences(const Common& common) {
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, client::Client::Connect(common.socket));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<client::SequenceSummary> sequences,
+                           client.ListSequences());
+  if (common.output == Output::kTable) {
+    Print(RenderSequences(sequences));
+    return true;
+  }
+  Json json = Json::array();
+  for (const client::SequenceSummary& sequence : sequences) json.push_back(ToJson(sequence));
+  Print(json.dump(2) + "\n");
+  return true;
+}
+
+absl::StatusOr<bool> RunDescribe(const Common& common, const DescribeArgs& args) {
+  client::DescribeOptions options{.sequence = args.sequence, .with_lanes = true};
+  std::optional<client::LaneId> lane;
+  if (!args.lane.empty()) {
+    EBBTIDE_ASSIGN_OR_RETURN(lane, ParseLane(args.lane));
+  }
+  if (args.with_tokens) {
+    if (!lane.has_value()) {
+      return absl::InvalidArgumentError(
+          "--tokens lists one lane's tokens: name it with --lane LAYER/KV_HEAD");
+    }
+    options.tokens_of = lane;
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, client::Client::Connect(common.socket));
+  EBBTIDE_ASSIGN_OR_RETURN(const client::SequenceDescription description,
+                           client.DescribeSequence(options));
+  Print(common.output == Output::kJson ? ToJson(description).dump(2) + "\n"
+                                       : RenderDescription(description, lane));
+  return true;
+}
+
+}  // namespace ebbtide::cli

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What people read: tables, numbers, progress, and the texts of the watching verbs.
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/cli/json.h"
+#include "client/cli/progress.h"
+#include "client/cli/table.h"
+#include "client/cli/units.h"
+#include "client/cli/verbs.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/status_matchers.h"
+
+namespace ebbtide::cli {
+namespace {
+
+using test::StatusIs;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(TableTest, ColumnsAreAsWideAsTheirWidestCell) {
+  Table table({{"name"}, {"tokens", Align::kRight}});
+  table.AddRow({"a longer name", "7"});
+  table.AddRow({"é", "1,234,567"});
+
+  EXPECT_EQ(table.Render(),
+            "name              tokens\n"
+            "a longer name          7\n"
+            "é              1,234,567\n");
+}
+
+TEST(TableTest, MissingCellsAreEmptyAndLinesHaveNoTrailingBlanks) {
+  Table table({{"a"}, {"b"}});
+  table.AddRow({"1"});
+
+  EXPECT_EQ(table.Render(), "a  b\n1\n");
+}
+
+TEST(UnitsTest, BytesCarryThreeDigitsAndAUnit) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1536), "1.50 KiB");
+  EXPECT_EQ(FormatBytes(uint64_t{12} << 30), "12.0 GiB");
+  EXPECT_EQ(FormatBytes((uint64_t{1} << 20) - 1), "1.00 MiB");
+  EXPECT_EQ(FormatBytes(~uint64_t{0}), "16.0 EiB");
+}
+
+TEST(UnitsTest, CountsAreGrouped) {
+  EXPECT_EQ(FormatCount(0), "0");
+  EXPECT_EQ(FormatCount(999), "999");
+  EXPECT_EQ(FormatCount(1000), "1,000");
+  EXPECT_EQ(FormatCount(1234567), "1,234,567");
+}
+
+TEST(UnitsTest, TimesTakeTheUnitThatFits) {
+  EXPECT_EQ(FormatElapsed(absl::ZeroDuration()), "0 s");
+  EXPECT_EQ(FormatElapsed(absl::Microseconds(45)), "45.0 us");
+  EXPECT_EQ(FormatElapsed(absl::Microseconds(1200)), "1.20 ms");
+  EXPECT_EQ(FormatElapsed(absl::Seconds(3)), "3.00 s");
+  EXPECT_EQ(FormatElapsed(absl::Minutes(125)), "2 h 5 min");
+  EXPECT_EQ(FormatElapsed(absl::Hours(75)), "3 d 3 h");
+}
+
+TEST(UnitsTest, NumbersStayShort) {
+  EXPECT_EQ(FormatNumber(0), "0");
+  EXPECT_EQ(FormatNumber(0.02134), "0.0213");
+  EXPECT_EQ(FormatNumber(3.14e-7), "3.1e-07");
+  EXPECT_EQ(FormatNumber(12.44), "12.4");
+  EXPECT_EQ(FormatNumber(-12.44), "-12.4");
+  EXPECT_EQ(FormatPercent(0.125), "12.5 %");
+}
+
+// A stream whose text can be read back.
+class ProgressTest : public testing::Test {
+ protected:
+  ~ProgressTest() override { std::fclose(stream_); }
+
+  std::string Written() {
+    std::fflush(stream_);
+    std::rewind(stream_);
+    std::string text(1000, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), stream_));
+    return text;
+  }
+
+  test::FakeClock clock_;
+  std::FILE* stream_ = std::tmpfile();
+};
+
+TEST_F(ProgressTest, WhatTakesLessThanASecondIsSilent) {
+  {
+    Progress progress("replay", 10, stream_, true, clock_);
+    clock_.Advance(absl::Milliseconds(999));
+    progress.Update(5);
+  }
+
+  EXPECT_EQ(Written(), "");
+}
+
+TEST_F(ProgressTest, ATerminalGetsOneLineThatIsWipedAtTheEnd) {
+  {
+    Progress progress("replay", 10, stream_, true, clock_);
+    clock_.Advance(absl::Seconds(2));
+    progress.Update(5);
+  }
+
+  const std::string line = "replay: 50 % (5 of 10, 2.00 s)";
+  EXPECT_EQ(Written(), "\r" + line + "\r" + std::string(line.size(), ' ') + "\r");
+}
+
+TEST_F(ProgressTest, ALogGetsALineEveryFiveSeconds) {
+  {
+    Progress progress("replay", 10, stream_, false, clock_);
+    for (uint64_t second = 1; second <= 10; ++second) {
+      clock_.Advance(absl::Seconds(1));
+      progress.Update(second);
+    }
+  }
+
+  EXPECT_EQ(Written(), "replay: 50 % (5 of 10, 5.00 s)\nreplay: 100 % (10 of 10, 10.0 s)\n");
+}
+
+TEST(StatusVerbTest, TiersSayWhatTheyHoldOfWhatTheyMay) {
+  const client::Stats stats{.tiers = {{.tier = client::Tier::kHost,
+                                       .budget_bytes = 4096,
+                                       .used_bytes = 1024,
+                                       .blocks = 3,
+                                       .tokens = 1234}}};
+
+  EXPECT_THAT(RenderTiers(stats),
+              HasSubstr("host  ok     1.00 KiB  4.00 KiB  25.0 %       3   1,234"));
+  EXPECT_THAT(Complaints(stats), testing::IsEmpty());
+}
+
+TEST(StatusVerbTest, ADegradedTierAndLostPagesAreComplaints) {
+  const client::Stats stats{.tiers = {{.tier = client::Tier::kRocksdb,
+                                       .corrupt_pages = 2,
+                                       .degraded = true,
+                                       .degraded_why = "disk full"}}};
+
+  EXPECT_THAT(Complaints(stats), ElementsAre("rocksdb tier is degraded: disk full",
+                                             HasSubstr("2 pages failed their checksum")));
+}
+
+TEST(StatusVerbTest, RefusalsAreNamedByReason) {
+  const client::Stats stats{.refused = {{"DEVICE_FULL", 2}, {"INDEX_GAP", 1}}};
+
+  EXPECT_THAT(RenderStatus({}, stats), HasSubstr("refused    3 (DEVICE_FULL 2, INDEX_GAP 1)"));
+}
+
+TEST(StatusVerbTest, ASimulatedDeviceIsCalledSo) {
+  EXPECT_THAT(RenderStatus({.backend = "cpu", .simulated_device = true}, {}),
+              HasSubstr("cpu, simulated device (host memory)"));
+}
+
+TEST(DescribeVerbTest, ALaneIsNamedByLayerAndHead) {
+  ASSERT_OK_AND_ASSIGN(const client::LaneId lane, ParseLane("15/2"));
+
+  EXPECT_EQ(lane.layer, 15U);
+  EXPECT_EQ(lane.kv_head, 2U);
+  for (const char* text : {"", "15", "15/", "/2", "15/2/3", "-1/2", "a/b"}) {
+    EXPECT_THAT(ParseLane(text), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
+  }
+}
+
+TEST(DescribeVerbTest, OnlyTheLaneAskedForIsShown) {
+  const client::SequenceDescription description{
+      .lanes = {{.layer = 0, .kv_head = 0, .length = 111},
+                {.layer = 1, .kv_head = 0, .length = 222}}};
+
+  const std::string text = RenderDescription(description, client::LaneId{.layer = 1, .kv_head = 0});
+
+  EXPECT_THAT(text, HasSubstr("222"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("111")));
+}
+
+TEST(JsonTest, KeysKeepTheOrderOfTheWire) {
+  EXPECT_EQ(ToJson(client::TokensByTier{.device = 1, .host = 2, .rocksdb = 3, .open = 4}).dump(),
+            R"({"device":1,"host":2,"rocksdb":3,"open":4})");
+}
+
+}  // namespace
+}  // namespace ebbtide::cli
