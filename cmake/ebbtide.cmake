@@ -5,43 +5,62 @@ add_library(ebbtide_warnings INTERFACE)  # Our targets only; never forced on oth
 target_compile_options(ebbtide_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion>
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)
+add_custom_target(ebbtide_tests)  # Every test binary of this configuration.
 
 # One static library for one folder.
-#   ebbtide_library(storage SRCS a.cc b.cc PUBLIC ebbtide::base PRIVATE xxhash [GRPC])
-# GRPC: its sources include gRPC's or protobuf's headers; see cmake/sanitizers.cmake.
+#   ebbtide_library(storage SRCS a.cc b.cc PUBLIC ebbtide::base PRIVATE PkgConfig::XXHASH)
 function(ebbtide_library folder)
-  cmake_parse_arguments(arg "GRPC" "" "SRCS;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SRCS;PUBLIC;PRIVATE" ${ARGN})
   add_library(ebbtide_${folder} STATIC ${arg_SRCS})
   add_library(ebbtide::${folder} ALIAS ebbtide_${folder})
   target_compile_features(ebbtide_${folder} PUBLIC cxx_std_20)
   target_include_directories(ebbtide_${folder} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(ebbtide_${folder} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE} ebbtide_warnings)
-  if(NOT arg_GRPC)
-    ebbtide_instrument(ebbtide_${folder})
-  endif()
+  ebbtide_instrument(ebbtide_${folder} ${arg_PUBLIC} ${arg_PRIVATE})
 endfunction()
 
-# One test binary for one folder of tests.
-#   ebbtide_test(storage_test SRCS a_test.cc DEPS ebbtide::storage [LABELS slow] [TIMEOUT 60] [GRPC])
-# GRPC: as above, and the label `grpc`, which the thread sanitizer leaves out since Debian's gRPC is
-# not instrumented. TIMEOUT: seconds for each test, on a busy machine and under a sanitizer.
+# One test binary for one folder of tests. A test that reaches gRPC has the label `grpc`.
+#   ebbtide_test(storage_test SRCS a_test.cc DEPS ebbtide::storage [LABELS slow] [TIMEOUT 60])
+# TIMEOUT: seconds for each test, on a busy machine and under a sanitizer.
 function(ebbtide_test name)
-  cmake_parse_arguments(arg "GRPC" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
-  add_executable(${name} ${arg_SRCS})
-  target_link_libraries(${name} PRIVATE ${arg_DEPS} ebbtide_warnings GTest::gmock_main)
-  if(arg_GRPC)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  set(sources ${arg_SRCS})
+  list(TRANSFORM sources PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  set_property(GLOBAL APPEND PROPERTY EBBTIDE_TEST_SOURCES ${sources})
+  ebbtide_reaches_grpc(reaches_grpc ${arg_DEPS})
+  if(reaches_grpc AND EBBTIDE_TSAN)
+    return()
+  endif()
+  if(reaches_grpc)
     list(APPEND arg_LABELS grpc)
-  else()
-    ebbtide_instrument(${name})
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  string(REPLACE ";" "\\;" labels "${arg_LABELS}")  # One argument, whatever their number.
+  add_executable(${name} ${arg_SRCS})
+  target_link_libraries(${name} PRIVATE ${arg_DEPS} ebbtide_warnings GTest::gmock_main)
+  ebbtide_instrument(${name} ${arg_DEPS})
+  add_dependencies(ebbtide_tests ${name})
+  set(properties TIMEOUT ${arg_TIMEOUT})
+  if(arg_LABELS)
+    list(JOIN arg_LABELS "." labels)  # Discovery keeps one; ctest -L slow finds "unit.slow" too.
+    list(APPEND properties LABELS "${labels}")
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT})
-  list(TRANSFORM arg_SRCS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  set_property(GLOBAL APPEND PROPERTY EBBTIDE_TEST_SOURCES ${arg_SRCS})
+    PROPERTIES ${properties})
+endfunction()
+
+# One libFuzzer binary (clang, preset `fuzz`); `scripts/check fuzz` runs each for a while.
+#   ebbtide_fuzz(bytes_fuzz SRCS bytes_fuzz.cc DEPS ebbtide::base)
+function(ebbtide_fuzz name)
+  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
+  if(NOT TARGET ebbtide_fuzz_targets)
+    add_custom_target(ebbtide_fuzz_targets)
+  endif()
+  add_executable(${name} ${arg_SRCS})
+  target_link_libraries(${name} PRIVATE ${arg_DEPS} ebbtide_warnings)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  add_dependencies(ebbtide_fuzz_targets ${name})
 endfunction()
 
 # A test file that no target names would never run: fail the configure step instead.

@@ -1,13 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sanitizers of our own code. The address sanitizer comes from the preset's flags; the other two need
-# to know which code is ours.
-option(EBBTIDE_UBSAN "undefined behaviour sanitizer on libraries and tests without gRPC" OFF)
-option(EBBTIDE_TSAN "thread sanitizer" OFF)
+# to know who includes gRPC.
+option(EBBTIDE_UBSAN "undefined behaviour sanitizer on what includes no gRPC header" OFF)
+option(EBBTIDE_TSAN "thread sanitizer, without the tests that reach gRPC" OFF)
 
-# Targets that include gRPC's headers are left out (ebbtide_library(... GRPC)): each such file takes
-# six times as long to compile with it.
+# Whether one of `targets` is gRPC or protobuf: then its headers are included.
+function(ebbtide_includes_grpc result)
+  set(${result} OFF PARENT_SCOPE)
+  foreach(target IN LISTS ARGN)
+    if(target MATCHES "^(ebbtide::proto|ebbtide_proto|gRPC::.*|protobuf::.*)$")
+      set(${result} ON PARENT_SCOPE)
+    endif()
+  endforeach()
+endfunction()
+
+# Whether one of `targets` is or links gRPC, through however many of our libraries.
+function(ebbtide_reaches_grpc result)
+  set(${result} OFF PARENT_SCOPE)
+  ebbtide_includes_grpc(includes ${ARGN})
+  if(includes)
+    set(${result} ON PARENT_SCOPE)
+    return()
+  endif()
+  foreach(target IN LISTS ARGN)
+    if(TARGET ${target})
+      get_target_property(reaches ${target} EBBTIDE_REACHES_GRPC)
+      if(reaches)
+        set(${result} ON PARENT_SCOPE)
+        return()
+      endif()
+    endif()
+  endforeach()
+endfunction()
+
+# Prepares our target that links what follows. A file that includes gRPC takes six times as long to
+# compile with the undefined behaviour sanitizer, so those are left out.
 function(ebbtide_instrument target)
-  if(EBBTIDE_UBSAN)
+  ebbtide_reaches_grpc(reaches ${ARGN})
+  set_target_properties(${target} PROPERTIES EBBTIDE_REACHES_GRPC ${reaches})
+  ebbtide_includes_grpc(includes ${ARGN})
+  if(EBBTIDE_UBSAN AND NOT includes)
     target_compile_options(${target} PRIVATE -fsanitize=undefined -fno-sanitize-recover=undefined)
   endif()
 endfunction()
@@ -17,7 +49,7 @@ if(EBBTIDE_UBSAN)
 endif()
 
 # Debian's Abseil is not instrumented, so the sanitizer sees no order in what its mutexes protect.
-# The linker sends our calls through wrappers that tell it.
+# The linker sends our calls through wrappers that tell it. gRPC has locks of its own, unseen.
 if(EBBTIDE_TSAN)
   add_compile_options(-fsanitize=thread)
   add_link_options(-fsanitize=thread)
@@ -26,7 +58,9 @@ if(EBBTIDE_TSAN)
   file(STRINGS ${PROJECT_SOURCE_DIR}/tests/support/tsan_abseil.cc wrapped REGEX "^WRAP\\(")
   foreach(line IN LISTS wrapped)
     string(REGEX REPLACE "^WRAP\\(([A-Za-z0-9_]+).*" "\\1" symbol "${line}")
-    target_link_options(ebbtide_tsan_abseil INTERFACE "LINKER:--wrap=${symbol}")
+    # Undefined, so that the wrapper is linked where only a shared library asks for the symbol.
+    target_link_options(ebbtide_tsan_abseil INTERFACE
+      "LINKER:--wrap=${symbol}" "LINKER:--undefined=__wrap_${symbol}")
   endforeach()
   link_libraries(ebbtide_tsan_abseil)
 endif()
