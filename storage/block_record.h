@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a block is framed at rest: a header that says whose it is and what shape it has, with a checksum
-// of itself and one of every page, then the pages at fixed offsets. docs/formats/block_record.md is
-// its page. Tested by tests/unit/storage/block_record_test.cc, fuzzed by tests/fuzz/block_record_fuzz.cc.
+// How a block is framed at rest: a header that says whose it is and what shape it has, with a
+// checksum of itself and one of every page, then the pages at fixed offsets.
+// docs/formats/block_record.md is its page. Tested by tests/unit/storage/block_record_test.cc,
+// fuzzed by tests/fuzz/block_record_fuzz.cc.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "base/bytes.h"
 #include "storage/block_key.h"
 
 namespace ebbtide::storage {
 
-inline constexpr uint64_t kRecordAlignment = 4096;  // O_DIRECT; pages of 4 KiB and more start aligned.
+// O_DIRECT's unit. Pages whose size is a multiple of it start aligned and can be read alone.
+inline constexpr uint64_t kRecordAlignment = 4096;
+inline constexpr uint32_t kRecordVersion = 1;
 
-// What shape the blocks of one model have. Everything a reader must agree on before it may use bytes.
+// What shape the blocks of one model have. Everything a reader must agree on before it may use
+// bytes.
 struct RecordGeometry {
   uint32_t layers = 0;
   uint32_t kv_heads = 0;
@@ -29,17 +32,20 @@ struct RecordGeometry {
   uint32_t page_tokens = 0;
   uint32_t dtype = 0;  // gpu::Dtype's number
   uint32_t page_bytes = 0;
-  uint64_t model_fingerprint = 0;  // XXH3 of namespace, model name, weights fingerprint and geometry
+  uint64_t model_fingerprint = 0;  // XXH3 of namespace, model, weights fingerprint and geometry
 
   uint32_t pages() const { return layers * kv_heads; }
-  uint64_t header_bytes() const;  // Rounded up to kRecordAlignment.
+  uint64_t header_used_bytes() const;  // Fixed fields, positions and checksums, without padding.
+  uint64_t header_bytes() const { return RoundUp(header_used_bytes(), kRecordAlignment); }
   uint64_t page_offset(uint32_t page) const { return header_bytes() + uint64_t{page} * page_bytes; }
-  uint64_t record_bytes() const;  // Rounded up to kRecordAlignment.
-  absl::Status Validate() const;  // kInvalidArgument names the field, its value and its limit.
+  uint64_t record_bytes() const { return RoundUp(page_offset(pages()), kRecordAlignment); }
+  // kInvalidArgument names the field, its value and its limit. The sizes above hold only for a
+  // geometry that passes; none of them can overflow then.
+  absl::Status Validate() const;
   friend bool operator==(const RecordGeometry&, const RecordGeometry&) = default;
 };
 
-// A view of a record's parsed header; page checksums stay where they lie.
+// A view of a record's parsed header; positions and checksums stay where they lie.
 struct RecordHeader {
   BlockKey key;
   RecordGeometry geometry;
@@ -51,21 +57,30 @@ struct RecordHeader {
   int64_t position(uint32_t token) const;
 };
 
-// XXH3-64 of a page, bound to its identity: the seed is drawn from the key and the page number, so a
-// page of another block, lane or generation never passes.
+// XXH3-64 of a page, bound to its identity: the seed is drawn from the key and the page number, so
+// a page of another block, lane or generation never passes.
 uint64_t PageChecksum(const BlockKey& key, uint32_t page, std::span<const std::byte> bytes);
 
-// Writes the header over the first header_bytes() of `record` and zeroes the padding at its end. The
-// pages must lie in place already; their checksums are computed here.
+// Writes the header over the first header_bytes() of `record` and zeroes the padding at its end.
+// The pages must lie in place already; their checksums are computed here.
+//   geometry   valid
 //   positions  [page_tokens]
-void FrameRecord(const BlockKey& key, const RecordGeometry& geometry, std::span<const int64_t> positions,
-                 std::span<std::byte> record);
+//   record     record_bytes() long
+void FrameRecord(const BlockKey& key, const RecordGeometry& geometry,
+                 std::span<const int64_t> positions, std::span<std::byte> record);
 
-// Reads and checks a header. `bytes` may come from outside: anything may be wrong with it.
-//   kDataLoss  not a record, another version, a length that contradicts itself, or a checksum that fails
+// Reads and checks a header; all of header_used_bytes() must be there, padding and pages may be
+// missing. `bytes` may come from outside: anything may be wrong with it.
+//   kDataLoss  not a record, another version, a length that contradicts itself, or a checksum that
+//              fails
 absl::StatusOr<RecordHeader> ParseHeader(std::span<const std::byte> bytes);
 
-// Is page `page` of `record` the page it should be? `header` must have been parsed from it.
+// What a tier asks of a record before it takes it: a sound header, the identity of `key`, and all
+// of its bytes. Pages are not hashed: their checksums go along and are tested on the way back.
+//   kInvalidArgument  names the key and what is wrong
+absl::StatusOr<RecordHeader> CheckRecord(const BlockKey& key, std::span<const std::byte> record);
+
+// Is `bytes` the page `page` that `header` speaks of? False past the last page.
 bool PageIsIntact(const RecordHeader& header, uint32_t page, std::span<const std::byte> bytes);
 
 }  // namespace ebbtide::storage

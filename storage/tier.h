@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 
 #include "storage/block_key.h"
+#include "storage/block_record.h"
 
 namespace ebbtide::storage {
 
@@ -32,8 +33,8 @@ enum class PageState : uint8_t {
 
 struct PageRead {
   BlockKey key;
-  uint32_t page = 0;                     // layer * kv_heads + kv head
-  std::span<std::byte> into;             // Caller's memory, exactly one page long.
+  uint32_t page = 0;                      // layer * kv_heads + kv head
+  std::span<std::byte> into;              // Caller's memory, exactly one page long.
   PageState state = PageState::kMissing;  // Set by Read.
 };
 
@@ -62,7 +63,8 @@ class Tier {
   virtual absl::Status Write(std::span<const BlockWrite> blocks) = 0;
 
   // Fills `into` of every page held, checks it, and sets its `state`. Corrupt pages are counted.
-  //   kInvalidArgument    `into` is not one page long, or the page number is past the record's end
+  //   kInvalidArgument    `into` is not one page long, or the page number is past the record's end;
+  //                       no `state` may be trusted
   //   kUnavailable        the medium did not answer; no `state` may be trusted
   virtual absl::Status Read(std::span<PageRead> pages) = 0;
 
@@ -76,8 +78,12 @@ class Tier {
 
   virtual TierUsage Usage() const = 0;
 
-  // What one more record of `record_bytes` would add to used_bytes, head-room included.
+  // The most that one more record of `record_bytes` adds to used_bytes, head-room included.
   virtual uint64_t CostBytes(uint64_t record_bytes) const = 0;
 };
+
+// May `page` be read from a record of `geometry`? For implementations.
+//   kInvalidArgument  as Tier::Read
+absl::Status CheckRead(const PageRead& page, const RecordGeometry& geometry);
 
 }  // namespace ebbtide::storage
