@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "storage/host/arena_pool.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+#include "storage/block_record.h"
+
+namespace ebbtide::storage {
+namespace {
+
+// Addresses cost nothing while no memory lies behind them, so the arena has four times the budget:
+// records of mixed sizes then find a long enough range although the free bytes are scattered.
+constexpr uint64_t kAddressesPerByte = 4;
+
+// Enough for a burst of erased blocks to be written again at full rate, little enough that an idle
+// daemon's memory follows what it holds.
+constexpr uint64_t kWarmBytesMax = uint64_t{256} << 20;
+constexpr uint64_t kWarmShare = 16;  // Of the budget, where that is less.
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ArenaPool>> ArenaPool::Create(ByteBudget& budget) {
+  const uint64_t bytes =
+      RoundUp(std::max<uint64_t>(budget.limit_bytes(), 1), kRecordAlignment) * kAddressesPerByte;
+  EBBTIDE_ASSIGN_OR_RETURN(std::unique_ptr<ShmArena> arena, ShmArena::Create(bytes));
+  std::shared_ptr<ArenaPool> pool(new ArenaPool(budget, std::move(arena)));
+  budget.SetReclaim([weak = std::weak_ptr(pool)] {
+    if (const auto alive = weak.lock()) alive->Trim(alive->warm_bytes_limit_);
+  });
+  return pool;
+}
+
+ArenaPool::ArenaPool(ByteBudget& budget, std::unique_ptr<ShmArena> arena)
+    : budget_(budget),
+      arena_(std::move(arena)),
+      warm_bytes_limit_(std::min(kWarmBytesMax, budget.limit_bytes() / kWarmShare)) {
+  cold_.Free({.offset = 0, .bytes = arena_->size()});
+}
+
+absl::StatusOr<Extent> ArenaPool::Store(std::span<const std::byte> bytes, uint64_t overhead_bytes) {
+  EBBTIDE_CHECK(bytes.size() % kRecordAlignment == 0, "records are padded to whole 4 KiB");
+  const uint64_t charge = bytes.size() + overhead_bytes;
+  // The extent first: a warm one needs no trim to make room for its own charge.
+  std::optional<Taken> taken = Take(bytes.size());
+  if (!taken) {
+    Trim(0);  // Warm and cold neighbours may be long enough together.
+    taken = Take(bytes.size());
+  }
+  if (!taken) {
+    return absl::ResourceExhaustedError(absl::StrCat("host tier: no free range of ", bytes.size(),
+                                                     " B in the arena; demote or evict first"));
+  }
+  EBBTIDE_RETURN_IF_ERROR(Charge(*taken, charge));
+  if (taken->is_warm) {
+    std::memcpy(arena_->bytes(taken->extent).data(), bytes.data(), bytes.size());
+    return taken->extent;
+  }
+  if (absl::Status status = arena_->Fill(taken->extent, bytes); !status.ok()) {
+    budget_.Release(charge);
+    absl::MutexLock lock(&mu_);
+    cold_.Free(taken->extent);
+    return status;
+  }
+  return taken->extent;
+}
+
+void ArenaPool::Free(const Extent& extent, uint64_t overhead_bytes) {
+  {
+    absl::MutexLock lock(&mu_);
+    warm_.Free(extent);
+  }
+  // Released only now: whoever charges these bytes next finds them warm and has them trimmed.
+  budget_.Release(extent.bytes + overhead_bytes);
+  Trim(warm_bytes_limit_);
+}
+
+std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) {
+  absl::MutexLock lock(&mu_);
+  if (const auto extent = warm_.Allocate(bytes)) {
+    taken_warm_bytes_ += bytes;
+    return Taken{.extent = *extent, .is_warm = true};
+  }
+  if (const auto extent = cold_.Allocate(bytes)) return Taken{.extent = *extent, .is_warm = false};
+  return std::nullopt;
+}
+
+absl::Status ArenaPool::Charge(const Taken& taken, uint64_t bytes) {
+  const bool is_charged = budget_.TryChargeWithoutReclaim(bytes);
+  {
+    absl::MutexLock lock(&mu_);
+    if (taken.is_warm) taken_warm_bytes_ -= taken.extent.bytes;
+    if (!is_charged) (taken.is_warm ? warm_ : cold_).Free(taken.extent);
+  }
+  Trim(warm_bytes_limit_);
+  if (is_charged) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("host tier: ", bytes, " B over budget, ", budget_.free_bytes(), " B of ",
+                   budget_.limit_bytes(), " B free; demote or evict first"));
+}
+
+void ArenaPool::Trim(uint64_t warm_bytes_max) {
+  std::vector<Extent> excess;
+  {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(
+        +[](bool* is_trimming) { return !*is_trimming; }, &is_trimming_));
+    const uint64_t kept_bytes = std::min(warm_bytes_max, WarmBytesAllowed());
+    while (warm_.free_bytes() > kept_bytes) {
+      excess.push_back(
+          *warm_.TakeLongest(RoundUp(warm_.free_bytes() - kept_bytes, kRecordAlignment)));
+    }
+    is_trimming_ = !excess.empty();
+  }
+  if (excess.empty()) return;
+  for (const Extent& extent : excess) arena_->Decommit(extent);  // Takes time with its bytes.
+  absl::MutexLock lock(&mu_);
+  for (const Extent& extent : excess) cold_.Free(extent);
+  is_trimming_ = false;
+}
+
+uint64_t ArenaPool::WarmBytesAllowed() const {
+  // Read under the lock: a charge that comes later trims after us. Another thread's warm extent
+  // that is not charged yet is held too.
+  const uint64_t free_bytes = budget_.free_bytes();
+  return free_bytes - std::min(free_bytes, taken_warm_bytes_);
+}
+
+}  // namespace ebbtide::storage

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Extents of the host arena, charged to a budget. Freed extents stay warm (they keep their memory)
+// up to a limit, since writing warm memory runs at memcpy's rate and taking new memory at a third
+// of it. Memory held, warm or charged, never passes the budget.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "storage/byte_budget.h"
+#include "storage/host/extent_map.h"
+#include "storage/host/shm_arena.h"
+
+namespace ebbtide::storage {
+
+// Thread-safe.
+class ArenaPool {
+ public:
+  // `budget` outlives the pool; while the pool lives it gives warm memory back as others charge.
+  static absl::StatusOr<std::shared_ptr<ArenaPool>> Create(ByteBudget& budget);
+
+  // Copies `bytes` (a multiple of 4096) into an extent, charged with `overhead_bytes` beside it.
+  // The extent is overwritten from end to end, so nothing of its former owner can be read in it.
+  //   kResourceExhausted  over budget, or the machine has no memory left
+  absl::StatusOr<Extent> Store(std::span<const std::byte> bytes, uint64_t overhead_bytes);
+
+  // Gives back what Store gave, with the same overhead.
+  void Free(const Extent& extent, uint64_t overhead_bytes);
+
+  std::span<const std::byte> bytes(const Extent& extent) const { return arena_->bytes(extent); }
+  const ShmArena& arena() const { return *arena_; }
+
+ private:
+  struct Taken {
+    Extent extent;
+    bool is_warm = false;
+  };
+
+  ArenaPool(ByteBudget& budget, std::unique_ptr<ShmArena> arena);
+
+  std::optional<Taken> Take(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Charge(const Taken& taken, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives warm memory back to the machine until no more than `warm_bytes_max` is left and all that
+  // is held fits the budget. Waits for another thread's trim: its memory is held until it is done.
+  void Trim(uint64_t warm_bytes_max) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t WarmBytesAllowed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // fixed after construction
+  ByteBudget& budget_;
+  const std::unique_ptr<ShmArena> arena_;
+  const uint64_t warm_bytes_limit_;
+
+  // guarded by mu_
+  mutable absl::Mutex mu_;
+  ExtentMap warm_ ABSL_GUARDED_BY(mu_);                 // Free, still holding memory.
+  ExtentMap cold_ ABSL_GUARDED_BY(mu_);                 // Free, holding none.
+  uint64_t taken_warm_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Taken from warm_, not charged yet.
+  bool is_trimming_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace ebbtide::storage
