@@ -63,6 +63,18 @@ function(ebbtide_fuzz name)
   add_dependencies(ebbtide_fuzz_targets ${name})
 endfunction()
 
+# Sources that use Highway. Its targets (AVX-512, AVX2, SSE4) are chosen at run time; x86-64-v2 is
+# their floor, so that no scalar target is generated. Products and sums are fused only where the
+# source says so: bounds and bit-for-bit promises depend on it.
+function(ebbtide_simd_sources)
+  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS
+    -ffp-contract=off $<$<NOT:$<CONFIG:Debug>>:-O3>)
+  if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -march=x86-64-v2)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_DEFINITIONS HWY_DISABLE_PCLMUL_AES)
+  endif()
+endfunction()
+
 # A test file that no target names would never run: fail the configure step instead.
 function(ebbtide_check_every_test_is_registered)
   file(GLOB_RECURSE found CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*_test.cc)

@@ -4,6 +4,7 @@
 
 #include "gpu/outward.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -18,11 +19,16 @@ struct Cut {
   double rest = 0;  // What was cut, in steps of the last place: 0 <= rest < 1.
 };
 
+double PowerOfTwo(int exponent) {  // Not of subnormals.
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
 Cut CutTowardsZero(double magnitude) {
   if (magnitude > 65504.0) return {.half = kHalfMax};
   // f16 has 10 bits after the leading one, and steps of 2^-24 below 2^-14.
-  const int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
-  const double steps = std::ldexp(magnitude, 10 - exponent);  // Exact, < 2048.
+  const int exponent =
+      std::max(-14, static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52) - 1023);
+  const double steps = magnitude * PowerOfTwo(10 - exponent);  // Exact, < 2048.
   const auto whole = static_cast<uint32_t>(steps);
   const uint32_t biased = static_cast<uint32_t>(exponent + 14) << 10;
   return {.half = static_cast<uint16_t>(biased + whole),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A page in fewer bits: keys and values quantised inside the page's own channel boxes, so that a page
-// can be attended, with a proven bound on what that changes, for a quarter of its bytes. Four bits per
-// element (the first plane) are a form of their own; the second plane refines them to eight.
-// Tested by tests/unit/gpu/codes_test.cc.
+// A page in fewer bits: keys and values quantised inside the page's own channel boxes, so that a
+// page can be attended, with a proven bound on what that changes, for a quarter of its bytes. Four
+// bits per element (the first plane) are a form of their own; the second plane refines them to
+// eight. Tested by tests/unit/gpu/codes_test.cc.
 
 #pragma once
 
@@ -22,8 +22,15 @@ enum class CodeForm : uint8_t { k4Bit = 4, k8Bit = 8 };
 //   coarse  [value_low f16 x d][value_high f16 x d][key nibbles][value nibbles]
 //   fine    [key nibbles][value nibbles]
 // The keys' box is the digest's key_low and key_high.
-size_t CoarseBytes(const PageShape& shape);
-size_t FineBytes(const PageShape& shape);
+constexpr size_t NibbleBytes(const PageShape& shape) {
+  return (static_cast<size_t>(shape.tokens) * static_cast<size_t>(shape.head_dim) + 1) / 2;
+}
+constexpr size_t CoarseBytes(const PageShape& shape) {
+  return 4 * static_cast<size_t>(shape.head_dim) + 2 * NibbleBytes(shape);
+}
+constexpr size_t FineBytes(const PageShape& shape) {
+  return 2 * NibbleBytes(shape);
+}
 
 struct EncodeArgs {
   PageShape shape;
@@ -33,11 +40,13 @@ struct EncodeArgs {
   std::span<std::byte> fine;          // FineBytes out
 };
 
-//   Math      code = floor((x - low) / (high - low) * 2^b) clamped to 2^b - 1, b = 8; its upper four
-//             bits are the coarse plane. A form's element is the middle of its cell of 2^b cells.
-//   Numerics  |element - x| <= (high - low) / 2^(b+1) plus what CodeErrors adds for rounding
-//   Repeats   bit for bit on every target: codes are part of the record
-//   Cost      reads each element once
+//   Math      code = floor(256 (x - low) / (high - low)), at most 255; its upper four bits are the
+//             coarse plane. Code 0 where a channel's box has no width, or is infinite because an
+//             f32 page leaves the range of f16.
+//   Numerics  in f32, each step rounded: x - low, times 256 / (high - low); the values' box is
+//             rounded outward to f16
+//   Repeats   bit for bit on every target, as the reference: codes are part of the record at rest
+//   Cost      reads each element once from memory; values a second time from the first-level cache
 //   Source    docs/decisions/0002-digest-ladder.md
 void EncodeReference(const EncodeArgs& args);
 void EncodeCpu(const EncodeArgs& args);
@@ -51,27 +60,46 @@ struct DecodeArgs {
   std::span<float> page;            // [K tokens x d][V tokens x d] out, f32
 };
 
+//   Math      low + (code + 1/2) (high - low) / 2^b: the middle of its cell; b the form's bits,
+//   code
+//             their upper b. 0 where a channel's box is infinite.
+//   Numerics  in f32, each step rounded: code * cell + (low + cell / 2)
+//   Repeats   bit for bit on every target, as the reference
 //   Cost      writes 4 bytes per element; reads the form's bytes once
 void DecodeReference(const DecodeArgs& args);
 void DecodeCpu(const DecodeArgs& args);
 
-// What a form may be off by, for every token of the page, rounded up.
+// What a form may be off by, for every token of the page, rounded up: compares exact arithmetic on
+// what was encoded with exact arithmetic on what DecodeCpu writes. Rounding inside attend is apart.
 struct CodeErrorArgs {
   PageShape shape;
   CodeForm form = CodeForm::k4Bit;
   float scale = 0;
   int rows = 0;
-  std::span<const float> query;              // [rows, head_dim]
+  std::span<const float> query;  // [rows, head_dim]
   std::span<const std::byte> digest;
   std::span<const std::byte> coarse;
   std::span<float> logit_error;  // [rows] out: R >= |scale * q . (k - decoded k)|
-  float* value_error = nullptr;  // out: rho >= |v - decoded v|, l2
+  float* key_error = nullptr;    // out where wanted: >= |k - decoded k|, l2
+  float* value_error = nullptr;  // out where wanted: rho >= |v - decoded v|, l2
 };
 
-//   Math      R = scale * sum_i |q_i| (high_i - low_i) / 2^(b+1); rho = sqrt(sum_i cell_i^2) / 2, each
-//             widened by the rounding of decoding in f32
+//   Math      R = |scale| sum_i |q_i| e_i; l2 errors sqrt(sum_i e_i^2)
+//             e_i = (high_i - low_i) / 2^(b+1) and what rounding adds (CodeElementError)
+//             inf where a channel's box is infinite: such a form is of no use
+//   Numerics  the reference adds up in f64 and rounds up once; CPU is at most 1e-5 above
+//   Repeats   bit for bit, for one build and SIMD target
+//   Cost      reads two boxes and each query once; 2 * rows * head_dim flops
 //   Source    docs/architecture.md, bounds
 void CodeErrorsReference(const CodeErrorArgs& args);
 void CodeErrorsCpu(const CodeErrorArgs& args);
+
+// >= |x - decoded x| of a channel with the finite box [low, high].
+double CodeElementError(CodeForm form, double low, double high);
+
+// Stop the process where a span disagrees with the shape.
+void CheckEncode(const EncodeArgs& args);
+void CheckDecode(const DecodeArgs& args);
+void CheckCodeErrors(const CodeErrorArgs& args);
 
 }  // namespace ebbtide::gpu

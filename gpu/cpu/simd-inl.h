@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the SIMD kernels share: vectors of f32 made of keys and values, sums across lanes, and the
+// exponential. Compiled once for each target; include it after <hwy/foreach_target.h>, inside no
+// namespace. Tested by tests/unit/gpu/simd_test.cc and through every kernel.
+
+#if defined(EBBTIDE_GPU_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EBBTIDE_GPU_CPU_SIMD_INL_H_
+#undef EBBTIDE_GPU_CPU_SIMD_INL_H_
+#else
+#define EBBTIDE_GPU_CPU_SIMD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstring>
+
+HWY_BEFORE_NAMESPACE();
+namespace ebbtide::gpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::CappedTag<float, 16>;
+using Floats = hn::Vec<FloatTag>;
+inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
+
+// kLanes elements of a key or value row, widened.
+HWY_INLINE Floats Widen(const float* elements) {
+  return hn::LoadU(FloatTag(), elements);
+}
+HWY_INLINE Floats Widen(const hwy::float16_t* elements) {
+  const hn::Rebind<hwy::float16_t, FloatTag> half_tag;
+  return hn::PromoteTo(FloatTag(), hn::LoadU(half_tag, elements));
+}
+
+// The last `count` < kLanes elements of a row, then zeros. Nothing past the row is read.
+template <class T>
+HWY_INLINE Floats WidenTail(const T* elements, int count) {
+  alignas(64) T padded[kLanes] = {};
+  std::memcpy(padded, elements, static_cast<size_t>(count) * sizeof(T));
+  return Widen(padded);
+}
+
+HWY_INLINE Floats PairSums(Floats a, Floats b) {
+  const FloatTag d;
+  return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+}
+
+// In each 128-bit block: the block's sums of four vectors.
+HWY_INLINE Floats BlockSums(const Floats* vectors) {
+  const FloatTag d;
+  const hn::Repartition<double, FloatTag> pair;
+  const auto low = hn::BitCast(pair, PairSums(vectors[0], vectors[1]));
+  const auto high = hn::BitCast(pair, PairSums(vectors[2], vectors[3]));
+  return hn::Add(hn::BitCast(d, hn::InterleaveLower(pair, low, high)),
+                 hn::BitCast(d, hn::InterleaveUpper(pair, low, high)));
+}
+
+// Lane l of the result is the sum over all lanes of vectors[l], for kLanes vectors.
+#if HWY_TARGET == HWY_AVX3
+HWY_INLINE Floats HalfSums(Floats a, Floats b) {
+  const FloatTag d;
+  return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+}
+
+HWY_INLINE Floats Sums(const Floats* vectors) {
+  const Floats even = HalfSums(BlockSums(vectors), BlockSums(vectors + 8));
+  const Floats odd = HalfSums(BlockSums(vectors + 4), BlockSums(vectors + 12));
+  return hn::OddEvenBlocks(hn::Add(odd, hn::SwapAdjacentBlocks(odd)),
+                           hn::Add(even, hn::SwapAdjacentBlocks(even)));
+}
+#elif HWY_TARGET == HWY_AVX2
+HWY_INLINE Floats Sums(const Floats* vectors) {
+  const FloatTag d;
+  const Floats low = BlockSums(vectors);
+  const Floats high = BlockSums(vectors + 4);
+  return hn::Add(hn::ConcatLowerLower(d, high, low), hn::ConcatUpperUpper(d, high, low));
+}
+#else
+HWY_INLINE Floats Sums(const Floats* vectors) {
+  return BlockSums(vectors);
+}
+#endif
+
+// e^x for x <= 88, within 2 units in the last place; 0 below -87.3, where results would be
+// subnormal, and for NaN. e^0 is exactly 1.
+//
+// x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first short enough that n times it is
+// exact; polynomial of Cephes expf (Moshier).
+HWY_INLINE Floats Exp(Floats x) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> integer;
+  const auto is_normal = hn::Ge(x, hn::Set(d, -87.3F));
+  const Floats bounded = hn::Min(hn::Max(x, hn::Set(d, -87.3F)), hn::Set(d, 88.0F));
+  const auto n = hn::NearestInt(hn::Mul(bounded, hn::Set(d, 1.44269504088896341F)));
+  const Floats whole = hn::ConvertTo(d, n);
+  Floats r = hn::NegMulAdd(whole, hn::Set(d, 0.693359375F), bounded);
+  r = hn::NegMulAdd(whole, hn::Set(d, -2.12194440e-4F), r);
+  Floats p = hn::Set(d, 1.9875691500e-4F);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3F));
+  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3F));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1F));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1F));
+  const Floats fraction = hn::Add(hn::MulAdd(hn::Mul(r, r), p, r), hn::Set(d, 1.0F));
+  const auto power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(integer, 127))));
+  return hn::IfThenElseZero(is_normal, hn::Mul(fraction, power));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ebbtide::gpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // EBBTIDE_GPU_CPU_SIMD_INL_H_

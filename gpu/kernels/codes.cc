@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every implementation of codes shares: its contract's checks and its error bound.
+
+#include "gpu/kernels/codes.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/status_macros.h"
+#include "gpu/kernels/digest.h"
+
+namespace ebbtide::gpu {
+namespace {
+
+void CheckShape(const PageShape& shape) {
+  EBBTIDE_CHECK(shape.head_dim >= 1 && shape.head_dim <= kHeadDimMax,
+                "codes: head_dim is 1 to 256");
+  EBBTIDE_CHECK(shape.tokens >= 1 && shape.tokens <= kPageTokensMax,
+                "codes: a page has 1 to 64 tokens");
+}
+
+void CheckParts(const PageShape& shape, std::span<const std::byte> digest,
+                std::span<const std::byte> coarse) {
+  CheckShape(shape);
+  EBBTIDE_CHECK(digest.size() == DigestBytes(shape.head_dim),
+                "codes: digest is DigestBytes(head_dim) long");
+  EBBTIDE_CHECK(coarse.size() == CoarseBytes(shape), "codes: coarse is CoarseBytes(shape) long");
+}
+
+}  // namespace
+
+void CheckEncode(const EncodeArgs& args) {
+  CheckParts(args.shape, args.digest, args.coarse);
+  EBBTIDE_CHECK(args.page.size() == args.shape.page_bytes(), "codes: page is one page long");
+  EBBTIDE_CHECK(args.fine.size() == FineBytes(args.shape), "codes: fine is FineBytes(shape) long");
+}
+
+void CheckDecode(const DecodeArgs& args) {
+  CheckParts(args.shape, args.digest, args.coarse);
+  EBBTIDE_CHECK(args.form == CodeForm::k4Bit || args.fine.size() == FineBytes(args.shape),
+                "codes: fine is FineBytes(shape) long");
+  EBBTIDE_CHECK(args.page.size() == 2 * static_cast<size_t>(args.shape.tokens) *
+                                        static_cast<size_t>(args.shape.head_dim),
+                "codes: page is [2, tokens, head_dim]");
+}
+
+void CheckCodeErrors(const CodeErrorArgs& args) {
+  CheckParts(args.shape, args.digest, args.coarse);
+  EBBTIDE_CHECK(args.rows >= 0, "codes: rows is not negative");
+  const auto rows = static_cast<size_t>(args.rows);
+  EBBTIDE_CHECK(args.query.size() == rows * static_cast<size_t>(args.shape.head_dim),
+                "codes: query is [rows, head_dim]");
+  EBBTIDE_CHECK(args.logit_error.size() == rows, "codes: logit_error is [rows]");
+}
+
+// With u = 2^-24, W = high - low > 0, M = max(|low|, |high|), p = 256 (x - low) / W:
+//
+// Encoding finds p with four roundings (x - low, W, 256 / W, their product), so it is off by at
+// most 256 * 4.1 u, and 2^-150 where the product is subnormal; x lies in its cell of 2^b but for W
+// (4.1 u + 2^-158). Half a cell is W / 2^(b+1).
+//
+// Decoding puts rounded W for W (at most W u), rounds low + cell / 2 (at most M u), code * cell (at
+// most W u) and their sum (at most M u), each but for a factor 1 + 10 u; halving and dividing by
+// 2^b are exact, for W >= 2^-24 where it is not 0.
+//
+// Together W (6.1 u) + M (2 u), but for that factor. Without width every step is exact.
+double CodeElementError(CodeForm form, double low, double high) {
+  constexpr double kUnit = 0x1p-24;
+  const double width = high - low;  // Exact: f16 are multiples of 2^-24 below 2^17.
+  if (width == 0) return 0;
+  const double largest = std::max(std::fabs(low), std::fabs(high));
+  const double half_cell = std::ldexp(width, -static_cast<int>(form) - 1);
+  return half_cell + kUnit * (6.5 * width + 2.01 * largest);
+}
+
+}  // namespace ebbtide::gpu

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codes by plain loops. Every product is made exactly in f64 and rounded to f32 once, so that no
+// compiler can fuse it with the addition after it: encoding and decoding are defined to the bit.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "gpu/element.h"
+#include "gpu/kernels/codes.h"
+#include "gpu/kernels/digest.h"
+#include "gpu/outward.h"
+
+namespace ebbtide::gpu {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// One channel of the box that keys or values are quantised in.
+struct Channel {
+  float low = 0;
+  float high = 0;
+
+  bool is_finite() const { return std::isfinite(low) && std::isfinite(high); }
+  float width() const { return high - low; }
+};
+
+// `lows` and `highs` are f16 x d, of any alignment.
+Channel ChannelAt(const std::byte* lows, const std::byte* highs, int d) {
+  return {.low = ElementAt(Dtype::kF16, lows, d), .high = ElementAt(Dtype::kF16, highs, d)};
+}
+
+Channel KeyChannel(std::span<const std::byte> digest, int head_dim, int d) {
+  return ChannelAt(digest.data(), digest.data() + 2 * head_dim, d);
+}
+
+Channel ValueChannel(std::span<const std::byte> coarse, int head_dim, int d) {
+  return ChannelAt(coarse.data(), coarse.data() + 2 * head_dim, d);
+}
+
+float RoundedProduct(float a, float b) {
+  return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
+}
+
+uint32_t Encode(const Channel& channel, float x) {
+  if (!channel.is_finite() || channel.width() == 0) return 0;
+  const float cells = RoundedProduct(x - channel.low, 256 / channel.width());
+  return static_cast<uint32_t>(std::clamp(cells, 0.0F, 255.0F));
+}
+
+float Decode(const Channel& channel, CodeForm form, uint32_t code) {
+  if (!channel.is_finite()) return 0;
+  const float cell = std::ldexp(channel.width(), -static_cast<int>(form));
+  const float first = channel.low + cell / 2;
+  return RoundedProduct(static_cast<float>(code), cell) + first;
+}
+
+void PutNibble(std::byte* nibbles, size_t i, uint32_t nibble) {
+  nibbles[i / 2] |= static_cast<std::byte>(i % 2 == 0 ? nibble : nibble << 4);
+}
+
+uint32_t NibbleAt(const std::byte* nibbles, size_t i) {
+  const auto byte = static_cast<uint32_t>(nibbles[i / 2]);
+  return i % 2 == 0 ? byte & 15U : byte >> 4;
+}
+
+// +0 for either zero: which of them is the least depends on who compares.
+void StoreValueBox(const EncodeArgs& args) {
+  const std::byte* values = args.page.data() + args.shape.half_bytes();
+  for (int d = 0; d < args.shape.head_dim; ++d) {
+    double low = kInfinity;
+    double high = -kInfinity;
+    for (int token = 0; token < args.shape.tokens; ++token) {
+      const std::byte* row = values + static_cast<size_t>(token) * args.shape.row_bytes();
+      low = std::min<double>(low, ElementAt(args.shape.dtype, row, d));
+      high = std::max<double>(high, ElementAt(args.shape.dtype, row, d));
+    }
+    const uint16_t box[2] = {HalfDown(low + 0.0), HalfUp(high + 0.0)};
+    std::memcpy(args.coarse.data() + 2 * d, &box[0], 2);
+    std::memcpy(args.coarse.data() + 2 * (args.shape.head_dim + d), &box[1], 2);
+  }
+}
+
+// R and l2 errors are sums over channels; one that is not finite makes them infinite, whatever the
+// query says.
+double SquaredError(CodeForm form, const Channel& channel) {
+  if (!channel.is_finite()) return kInfinity;
+  const double error = CodeElementError(form, channel.low, channel.high);
+  return error * error;
+}
+
+constexpr double kF64Slack = 1 + 1e-12;  // Far more than a sum of 256 terms is off in f64.
+
+}  // namespace
+
+void EncodeReference(const EncodeArgs& args) {
+  CheckEncode(args);
+  std::fill(args.coarse.begin(), args.coarse.end(), std::byte{0});
+  std::fill(args.fine.begin(), args.fine.end(), std::byte{0});
+  StoreValueBox(args);
+  const int head_dim = args.shape.head_dim;
+  std::byte* const coarse_keys = args.coarse.data() + 4 * static_cast<size_t>(head_dim);
+  const auto encode = [&](size_t i, float x, const Channel& channel, size_t offset) {
+    const uint32_t code = Encode(channel, x);
+    PutNibble(coarse_keys + offset, i, code >> 4);
+    PutNibble(args.fine.data() + offset, i, code & 15U);
+  };
+  for (int token = 0; token < args.shape.tokens; ++token) {
+    const std::byte* key = args.page.data() + static_cast<size_t>(token) * args.shape.row_bytes();
+    const std::byte* value = key + args.shape.half_bytes();
+    for (int d = 0; d < head_dim; ++d) {
+      const auto i = static_cast<size_t>(token * head_dim + d);
+      encode(i, ElementAt(args.shape.dtype, key, d), KeyChannel(args.digest, head_dim, d), 0);
+      encode(i, ElementAt(args.shape.dtype, value, d), ValueChannel(args.coarse, head_dim, d),
+             NibbleBytes(args.shape));
+    }
+  }
+}
+
+void DecodeReference(const DecodeArgs& args) {
+  CheckDecode(args);
+  const int head_dim = args.shape.head_dim;
+  const size_t elements = args.page.size() / 2;
+  const std::byte* const coarse_keys = args.coarse.data() + 4 * static_cast<size_t>(head_dim);
+  const auto decode = [&](size_t i, const Channel& channel, size_t offset) {
+    uint32_t code = NibbleAt(coarse_keys + offset, i);
+    if (args.form == CodeForm::k8Bit) code = 16 * code + NibbleAt(args.fine.data() + offset, i);
+    return Decode(channel, args.form, code);
+  };
+  for (size_t i = 0; i < elements; ++i) {
+    const int d = static_cast<int>(i % static_cast<size_t>(head_dim));
+    args.page[i] = decode(i, KeyChannel(args.digest, head_dim, d), 0);
+    args.page[elements + i] =
+        decode(i, ValueChannel(args.coarse, head_dim, d), NibbleBytes(args.shape));
+  }
+}
+
+void CodeErrorsReference(const CodeErrorArgs& args) {
+  CheckCodeErrors(args);
+  const int head_dim = args.shape.head_dim;
+  double key = 0;
+  double value = 0;
+  for (int d = 0; d < head_dim; ++d) {
+    key += SquaredError(args.form, KeyChannel(args.digest, head_dim, d));
+    value += SquaredError(args.form, ValueChannel(args.coarse, head_dim, d));
+  }
+  if (args.key_error != nullptr) *args.key_error = FloatUp(std::sqrt(key) * kF64Slack);
+  if (args.value_error != nullptr) *args.value_error = FloatUp(std::sqrt(value) * kF64Slack);
+  for (size_t row = 0; row < args.logit_error.size(); ++row) {
+    double sum = key == kInfinity ? kInfinity : 0;
+    for (int d = 0; d < head_dim && sum < kInfinity; ++d) {
+      const Channel channel = KeyChannel(args.digest, head_dim, d);
+      const double q = args.query[row * static_cast<size_t>(head_dim) + static_cast<size_t>(d)];
+      sum += std::fabs(q) * CodeElementError(args.form, channel.low, channel.high);
+    }
+    const double scale = std::fabs(static_cast<double>(args.scale));
+    args.logit_error[row] = sum == kInfinity ? std::numeric_limits<float>::infinity()
+                                             : FloatUp(scale * sum * kF64Slack);
+  }
+}
+
+}  // namespace ebbtide::gpu
