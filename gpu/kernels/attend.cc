@@ -4,18 +4,22 @@
 
 #include "gpu/kernels/attend.h"
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/status_macros.h"
+#include "gpu/cpu/attend_part.h"
+#include "gpu/outward.h"
 
 namespace ebbtide::gpu {
 namespace {
 
-float RoundedUp(double value) {
-  const float nearest = static_cast<float>(value);
-  return nearest < value ? std::nextafter(nearest, std::numeric_limits<float>::infinity())
-                         : nearest;
+constexpr double kUnit = 0x1p-24;  // Relative error of one rounding to f32.
+
+// What `roundings` in a row add up to (Higham, Accuracy and Stability of Numerical
+// Algorithms, 3.1).
+double Gamma(double roundings) {
+  return roundings * kUnit / (1 - roundings * kUnit);
 }
 
 }  // namespace
@@ -40,7 +44,8 @@ void CheckAttend(const AttendArgs& args) {
                 "attend: query_index is [queries]");
   EBBTIDE_CHECK(args.lse.size() == rows, "attend: lse is [group, queries]");
   for (const Extent& extent : args.extents) {
-    EBBTIDE_CHECK(extent.slots >= 0, "attend: an extent has a negative number of slots");
+    EBBTIDE_CHECK(extent.slots >= 0 && extent.slots <= kPageTokensMax,
+                  "attend: an extent has 0 to 64 slots");
     EBBTIDE_CHECK(extent.slots == 0 ||
                       (extent.key != nullptr && extent.value != nullptr && extent.index != nullptr),
                   "attend: an extent has slots but no memory");
@@ -51,20 +56,37 @@ void CheckAttend(const AttendArgs& args) {
 
 // A logit is head_dim products, summed in at least four lanes (the narrowest SIMD target), the
 // lanes summed pairwise, the sum scaled. Each product is rounded at most once, and meets at most
-// ceil(head_dim / 4) - 1 rounded additions in its lane, 2 between lanes and the scaling: 3 +
-// ceil(head_dim / 4) roundings of 2^-24 each, so the error is at most gamma(that) * scale *
-// sum_d |q_d k_d| (Higham, Accuracy and Stability, 3.1), and the sum is at most |query| |key|
-// (Cauchy-Schwarz). Wider targets add more lanes but fewer elements in each; with L lanes the count
-// is ceil(head_dim / L) + min(log2 L, log2 head_dim) + 1, never above. Softmax subtracts the
-// running maximum, rounded too: |z - max| <= 2 scale |query| |key|, two roundings more. Products
-// below the normal range lose at most 2^-150 each.
+// ceil(head_dim / 4) - 1 rounded additions in its lane, 2 between lanes, and the scaling: 3 +
+// ceil(head_dim / 4) roundings in a row, relative to scale * sum_d |q_d k_d|, which is at most
+// scale |query| |key| (Cauchy-Schwarz). With L lanes the count is ceil(head_dim / L) + min(log2 L,
+// log2 head_dim) + 1, never more. Softmax subtracts the running maximum, rounded too: |z - max| is
+// at most twice that size, two roundings more. A product below the normal range loses 2^-150 at
+// most.
 float AttendLogitError(int head_dim, float scale, float query_norm, float key_norm) {
-  constexpr double kUnit = 0x1p-24;
-  const double roundings = 5.0 + (head_dim + 3) / 4;
-  const double gamma = roundings * kUnit / (1 - roundings * kUnit);
   const double size = std::fabs(static_cast<double>(scale));
+  const double roundings = 3.0 + (head_dim + 3) / 4 + 2.0;
   const double underflow = (head_dim * size + 1) * 0x1p-149;
-  return RoundedUp(gamma * size * query_norm * key_norm * (1 + 1e-12) + underflow);
+  return FloatUp(Gamma(roundings) * size * query_norm * key_norm * (1 + 1e-12) + underflow);
+}
+
+// Roundings in a row that a value meets on its way into the output, and a weight into the mass that
+// divides it (gpu/kernels/attend_cpu.cc):
+//   weight     e^x, three roundings' worth (gpu/cpu/simd-inl.h); once more for each tile that
+//   raises
+//              the maximum
+//   tile       a product and an addition for each slot before it, 64 at most
+//   run        a product and an addition for each tile, 17 at most: 1024 slots and one extent more
+//   division   the mass, which is f64 by then, inverted and multiplied
+//   merge      one rounding a run; its weights are f64, and cancel between output and mass
+// Weights below e^-87 count as 0, which adds slots * 2^-125 * max |value| at most, and is left out.
+float AttendSumError(size_t slots) {
+  const double tile_slots = static_cast<double>(std::min<size_t>(slots, 64));
+  const double tiles = static_cast<double>(std::min<size_t>((slots + 63) / 64, 17));
+  const double runs = static_cast<double>(slots / kAttendRunSlots + 1);
+  const double weight = 3 * (1 + tiles);
+  const double output = weight + tile_slots + 2 * tiles + 2;
+  const double mass = weight + tile_slots;
+  return FloatUp(Gamma(output + mass + runs) * (1 + 1e-12));
 }
 
 }  // namespace ebbtide::gpu

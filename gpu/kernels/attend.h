@@ -19,10 +19,10 @@ namespace ebbtide::gpu {
 struct AttendArgs {
   Dtype dtype = Dtype::kF16;
   int head_dim = 0;
-  int group = 1;    // Query heads that share this lane.
-  int queries = 1;  // Tokens that ask.
-  float scale = 0;  // Usually 1 / sqrt(head_dim).
-  std::span<const Extent> extents;
+  int group = 1;                         // Query heads that share this lane.
+  int queries = 1;                       // Tokens that ask.
+  float scale = 0;                       // Usually 1 / sqrt(head_dim).
+  std::span<const Extent> extents;       // Of at most kPageTokensMax slots each.
   std::span<const float> query;          // [group, queries, head_dim]
   std::span<const int32_t> query_index;  // [queries] a query sees tokens with index <= its own
   std::span<float> output;  // [group, queries, head_dim] out; zeros where nothing is seen
@@ -54,7 +54,12 @@ size_t AttendSlots(const AttendArgs& args);
 void CheckAttend(const AttendArgs& args);
 
 // Upper bound on |z - exact z| of either implementation, for |query| and max |key| in l2 norm. It
-// holds the rounding of z - max inside the softmax as well: weights are true to a factor of e^error.
+// holds the rounding of z - max inside the softmax as well: weights are true to a factor of
+// e^error.
 float AttendLogitError(int head_dim, float scale, float query_norm, float key_norm);
+
+// Upper bound, relative to sum_s alpha[s] |value[s]|, on |output - exact output for those logits|
+// over at most `slots` slots: what weights, sums and merges of parts round off.
+float AttendSumError(size_t slots);
 
 }  // namespace ebbtide::gpu

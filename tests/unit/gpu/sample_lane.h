@@ -38,13 +38,14 @@ inline void WriteElement(Dtype dtype, std::byte* array, size_t i, double value) 
 class SampleLane {
  public:
   // Extents of at most `extent_slots` slots; about one slot in `empty_one_in` holds nothing (0:
-  // none).
+  // none), or NaN if `poison_empty`.
   struct Options {
     Dtype dtype = Dtype::kF16;
     int head_dim = 64;
     int slots = 100;
     int extent_slots = 32;
     int empty_one_in = 0;
+    bool poison_empty = false;
   };
 
   SampleLane(const Options& options, std::mt19937_64& random)
@@ -61,6 +62,7 @@ class SampleLane {
       const bool is_empty =
           options.empty_one_in > 0 && random() % static_cast<uint64_t>(options.empty_one_in) == 0;
       index_[s] = is_empty ? kNoToken : static_cast<int32_t>(s);
+      if (is_empty && options.poison_empty) Poison(s);
     }
     CutExtents();
   }
@@ -89,6 +91,13 @@ class SampleLane {
 
  private:
   size_t elements() const { return static_cast<size_t>(options_.slots) * dim(); }
+
+  // NaN in both dtypes: who lets an empty slot into a sum shows it.
+  void Poison(size_t s) {
+    const size_t row_bytes = dim() * DtypeBytes(options_.dtype);
+    std::memset(key_.data() + s * row_bytes, 0xFF, row_bytes);
+    std::memset(value_.data() + s * row_bytes, 0xFF, row_bytes);
+  }
 
   void CutExtents() {
     const size_t row_bytes = dim() * DtypeBytes(options_.dtype);

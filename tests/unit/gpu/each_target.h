@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs a test once for each SIMD target of this build, forced; one that this CPU lacks says "not
+// run".
+//
+//   using AttendOnTarget = OnTarget;
+//   TEST_P(AttendOnTarget, AgreesWithReference) { … }
+//   INSTANTIATE_TEST_SUITE_P(EveryTarget, AttendOnTarget, EveryTarget(), TargetName);
+
+#pragma once
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+#include "gpu/cpu/simd_targets.h"
+
+namespace ebbtide::gpu {
+
+class OnTarget : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!ForceSimdTarget(GetParam()).ok()) {
+      GTEST_SKIP() << "not run: this build or CPU has no " << GetParam();
+    }
+  }
+  void TearDown() override { ASSERT_TRUE(ForceSimdTarget("auto").ok()); }
+};
+
+inline auto EveryTarget() {
+  return testing::Values("avx512", "avx2", "sse4");
+}
+
+inline std::string TargetName(const testing::TestParamInfo<std::string>& target) {
+  return target.param;
+}
+
+}  // namespace ebbtide::gpu
