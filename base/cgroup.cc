@@ -34,7 +34,7 @@ std::vector<std::string> ReadLines(const fs::path& file) {
   return lines;
 }
 
-// mountinfo: "36 35 98:0 /root /point rw,noatime master:1 - cgroup2 cgroup rw,cpu" (proc(5)).
+// mountinfo: "36 35 98:0 /group /point rw,noatime master:1 - cgroup2 cgroup rw,cpu" (proc(5)).
 std::vector<CgroupMount> ReadMounts(const fs::path& root) {
   std::vector<CgroupMount> mounts;
   for (const std::string& line : ReadLines(root / "proc/self/mountinfo")) {

@@ -17,6 +17,7 @@ function(ebbtide_library folder)
   target_include_directories(ebbtide_${folder} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(ebbtide_${folder} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE} ebbtide_warnings)
   ebbtide_instrument(ebbtide_${folder} ${arg_PUBLIC} ${arg_PRIVATE})
+  set_property(GLOBAL APPEND PROPERTY EBBTIDE_LIBRARIES ebbtide_${folder})
 endfunction()
 
 # One test binary for one folder of tests. A test that reaches gRPC has the label `grpc`.
