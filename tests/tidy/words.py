@@ -30,7 +30,8 @@ _FILE_NAMES = re.compile(r"(?:^|[_/])(utils?|helpers?|manager|impl|misc)\.(h|cc|
 
 _OPEN_END = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK"]) + r")\b")
 
-_MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/\w+|tmp/wt|Users/\w+)(?=/|\b)(?!:)")
+# ada is everybody: examples live in her home.
+_MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/(?!ada\b)\w+|tmp/wt|Users/\w+)(?=/|\b)(?!:)")
 
 _NOLINT = re.compile(r"NOLINT(?:NEXTLINE|BEGIN)?(?!\w)(?!\([\w.,* -]+\):? \S)")
 
