@@ -44,7 +44,8 @@ struct FixedFields {
   uint32_t dtype;
   uint32_t page_bytes;
   uint64_t first_index;
-  uint64_t reserved;
+  uint32_t coarse_bytes;
+  uint32_t fine_bytes;
 };
 static_assert(sizeof(FixedFields) == 96);
 static_assert(offsetof(FixedFields, header_checksum) == 8);
@@ -62,7 +63,8 @@ static_assert(offsetof(FixedFields, page_tokens) == 68);
 static_assert(offsetof(FixedFields, dtype) == 72);
 static_assert(offsetof(FixedFields, page_bytes) == 76);
 static_assert(offsetof(FixedFields, first_index) == 80);
-static_assert(offsetof(FixedFields, reserved) == 88);
+static_assert(offsetof(FixedFields, coarse_bytes) == 88);
+static_assert(offsetof(FixedFields, fine_bytes) == 92);
 
 constexpr size_t kChecksummedFrom = offsetof(FixedFields, version);
 
@@ -110,6 +112,8 @@ RecordGeometry GeometryOf(const FixedFields& fields) {
           .page_tokens = fields.page_tokens,
           .dtype = fields.dtype,
           .page_bytes = fields.page_bytes,
+          .coarse_bytes = fields.coarse_bytes,
+          .fine_bytes = fields.fine_bytes,
           .model_fingerprint = fields.model_fingerprint};
 }
 
@@ -128,7 +132,6 @@ absl::Status CheckLengths(const FixedFields& fields, const RecordGeometry& geome
   if (fields.first_index != first_index) {
     return Damaged("first index", fields.first_index, first_index);
   }
-  if (fields.reserved != 0) return Damaged("reserved field", fields.reserved, 0);
   return absl::OkStatus();
 }
 
@@ -140,7 +143,14 @@ bool IsZero(std::span<const std::byte> bytes) {
 
 uint64_t RecordGeometry::header_used_bytes() const {
   return sizeof(FixedFields) + uint64_t{page_tokens} * sizeof(int64_t) +
-         uint64_t{pages()} * sizeof(uint64_t);
+         uint64_t{parts()} * sizeof(uint64_t);
+}
+
+uint64_t RecordGeometry::part_offset(uint32_t page, PagePart part) const {
+  uint64_t offset = header_bytes() + uint64_t{page} * part_bytes(part);
+  if (part != PagePart::kExact) offset += uint64_t{pages()} * page_bytes;
+  if (part == PagePart::kFine) offset += uint64_t{pages()} * coarse_bytes;
+  return offset;
 }
 
 absl::Status RecordGeometry::Validate() const {
@@ -154,26 +164,35 @@ absl::Status RecordGeometry::Validate() const {
         absl::StrCat("record geometry: page_tokens ", page_tokens, " is not a power of two"));
   }
   EBBTIDE_RETURN_IF_ERROR(CheckRange("page_bytes", page_bytes, kPageBytesMax));
+  if ((coarse_bytes > 0) != (fine_bytes > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("record geometry: coarse_bytes is ",
+                                                   coarse_bytes, " and fine_bytes ", fine_bytes,
+                                                   ", both or neither must be 0"));
+  }
+  if (coarse_bytes > 0) {
+    EBBTIDE_RETURN_IF_ERROR(CheckRange("coarse_bytes", coarse_bytes, kPageBytesMax));
+    EBBTIDE_RETURN_IF_ERROR(CheckRange("fine_bytes", fine_bytes, kPageBytesMax));
+  }
   return CheckRange("record bytes", record_bytes(), kRecordBytesMax);
 }
 
-uint64_t RecordHeader::page_checksum(uint32_t page) const {
-  return LoadAt<uint64_t>(page_checksums, page);
+uint64_t RecordHeader::part_checksum(uint32_t page, PagePart part) const {
+  return LoadAt<uint64_t>(part_checksums, geometry.part_number(page, part));
 }
 
 int64_t RecordHeader::position(uint32_t token) const {
   return LoadAt<int64_t>(positions, token);
 }
 
-uint64_t PageChecksum(const BlockKey& key, uint32_t page, std::span<const std::byte> bytes) {
+uint64_t PartChecksum(const BlockKey& key, uint32_t part_number, std::span<const std::byte> bytes) {
   struct Identity {
     uint64_t sequence;
     uint32_t block;
     uint32_t generation;
-    uint64_t page;
+    uint64_t part_number;
   };
   static_assert(sizeof(Identity) == 24);  // No padding: every byte hashed has a value.
-  const Identity identity = {key.sequence, key.block, key.generation, page};
+  const Identity identity = {key.sequence, key.block, key.generation, part_number};
   return Hash(bytes, Hash(std::as_bytes(std::span(&identity, 1)), 0));
 }
 
@@ -199,20 +218,24 @@ void FrameRecord(const BlockKey& key, const RecordGeometry& geometry,
                         .dtype = geometry.dtype,
                         .page_bytes = geometry.page_bytes,
                         .first_index = uint64_t{key.block} * geometry.page_tokens,
-                        .reserved = 0};
+                        .coarse_bytes = geometry.coarse_bytes,
+                        .fine_bytes = geometry.fine_bytes};
   std::memcpy(record.data(), &fields, sizeof(fields));
   std::byte* next = record.data() + sizeof(fields);
   std::memcpy(next, positions.data(), positions.size_bytes());
   next += positions.size_bytes();
-  for (uint32_t page = 0; page < geometry.pages(); ++page) {
+  for (uint32_t number = 0; number < geometry.parts(); ++number) {
+    const auto part = static_cast<PagePart>(number / geometry.pages());
+    const uint64_t offset = geometry.part_offset(number % geometry.pages(), part);
     const uint64_t checksum =
-        PageChecksum(key, page, record.subspan(geometry.page_offset(page), geometry.page_bytes));
+        PartChecksum(key, number, record.subspan(offset, geometry.part_bytes(part)));
     std::memcpy(next, &checksum, sizeof(checksum));
     next += sizeof(checksum);
   }
   std::fill(next, record.data() + geometry.header_bytes(), std::byte{0});
-  const uint64_t pages_end = geometry.page_offset(geometry.pages());
-  std::fill(record.begin() + static_cast<ptrdiff_t>(pages_end), record.end(), std::byte{0});
+  const uint64_t parts_end =
+      geometry.part_offset(0, PagePart::kFine) + uint64_t{geometry.pages()} * geometry.fine_bytes;
+  std::fill(record.begin() + static_cast<ptrdiff_t>(parts_end), record.end(), std::byte{0});
 
   fields.header_checksum =
       Hash(record.subspan(kChecksummedFrom, geometry.header_used_bytes() - kChecksummedFrom), 0);
@@ -244,8 +267,8 @@ absl::StatusOr<RecordHeader> ParseHeader(std::span<const std::byte> bytes) {
       .key = {.sequence = fields.sequence, .block = fields.block, .generation = fields.generation},
       .geometry = geometry,
       .first_index = fields.first_index,
-      .page_checksums =
-          bytes.subspan(sizeof(FixedFields) + positions_bytes, geometry.pages() * sizeof(uint64_t)),
+      .part_checksums =
+          bytes.subspan(sizeof(FixedFields) + positions_bytes, geometry.parts() * sizeof(uint64_t)),
       .positions = bytes.subspan(sizeof(FixedFields), positions_bytes)};
 }
 
@@ -267,9 +290,12 @@ absl::StatusOr<RecordHeader> CheckRecord(const BlockKey& key, std::span<const st
   return header;
 }
 
-bool PageIsIntact(const RecordHeader& header, uint32_t page, std::span<const std::byte> bytes) {
-  return page < header.geometry.pages() && bytes.size() == header.geometry.page_bytes &&
-         PageChecksum(header.key, page, bytes) == header.page_checksum(page);
+bool PartIsIntact(const RecordHeader& header, uint32_t page, PagePart part,
+                  std::span<const std::byte> bytes) {
+  const RecordGeometry& geometry = header.geometry;
+  return page < geometry.pages() && !bytes.empty() && bytes.size() == geometry.part_bytes(part) &&
+         PartChecksum(header.key, geometry.part_number(page, part), bytes) ==
+             header.part_checksum(page, part);
 }
 
 }  // namespace ebbtide::storage

@@ -23,6 +23,10 @@ namespace ebbtide::storage {
 inline constexpr uint64_t kRecordAlignment = 4096;
 inline constexpr uint32_t kRecordVersion = 1;
 
+// The forms that a page's bytes come in. What they mean is decided above (gpu/kernels/codes.h):
+// here they are runs of bytes with a checksum each, and can be read alone.
+enum class PagePart : uint8_t { kExact, kCoarse, kFine };
+
 // What shape the blocks of one model have. Everything a reader must agree on before it may use
 // bytes.
 struct RecordGeometry {
@@ -30,15 +34,31 @@ struct RecordGeometry {
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   uint32_t page_tokens = 0;
-  uint32_t dtype = 0;  // gpu::Dtype's number
-  uint32_t page_bytes = 0;
+  uint32_t dtype = 0;         // gpu::Dtype's number
+  uint32_t page_bytes = 0;    // Of kExact.
+  uint32_t coarse_bytes = 0;  // Of kCoarse and kFine; both 0 where pages have but the exact form.
+  uint32_t fine_bytes = 0;
   uint64_t model_fingerprint = 0;  // XXH3 of namespace, model, weights fingerprint and geometry
 
   uint32_t pages() const { return layers * kv_heads; }
   uint64_t header_used_bytes() const;  // Fixed fields, positions and checksums, without padding.
   uint64_t header_bytes() const { return RoundUp(header_used_bytes(), kRecordAlignment); }
-  uint64_t page_offset(uint32_t page) const { return header_bytes() + uint64_t{page} * page_bytes; }
-  uint64_t record_bytes() const { return RoundUp(page_offset(pages()), kRecordAlignment); }
+  // Number of checksums: a part of a page is numbered part * pages() + page.
+  uint32_t parts() const { return coarse_bytes > 0 ? 3 * pages() : pages(); }
+  uint32_t part_number(uint32_t page, PagePart part) const {
+    return static_cast<uint32_t>(part) * pages() + page;
+  }
+  uint32_t part_bytes(PagePart part) const {
+    return part == PagePart::kExact    ? page_bytes
+           : part == PagePart::kCoarse ? coarse_bytes
+                                       : fine_bytes;
+  }
+  // All pages exactly, then all coarse parts, then all fine ones.
+  uint64_t part_offset(uint32_t page, PagePart part) const;
+  uint64_t record_bytes() const {
+    return RoundUp(part_offset(0, PagePart::kFine) + uint64_t{pages()} * fine_bytes,
+                   kRecordAlignment);
+  }
   // kInvalidArgument names the field, its value and its limit. The sizes above hold only for a
   // geometry that passes; none of them can overflow then.
   absl::Status Validate() const;
@@ -50,19 +70,19 @@ struct RecordHeader {
   BlockKey key;
   RecordGeometry geometry;
   uint64_t first_index = 0;
-  std::span<const std::byte> page_checksums;  // [pages] little-endian u64, unaligned
+  std::span<const std::byte> part_checksums;  // [parts] little-endian u64, unaligned
   std::span<const std::byte> positions;       // [page_tokens] little-endian i64, unaligned
 
-  uint64_t page_checksum(uint32_t page) const;
+  uint64_t part_checksum(uint32_t page, PagePart part) const;
   int64_t position(uint32_t token) const;
 };
 
-// XXH3-64 of a page, bound to its identity: the seed is drawn from the key and the page number, so
-// a page of another block, lane or generation never passes.
-uint64_t PageChecksum(const BlockKey& key, uint32_t page, std::span<const std::byte> bytes);
+// XXH3-64 of a part of a page, bound to its identity: the seed is drawn from the key and the part's
+// number, so a part of another block, lane, form or generation never passes.
+uint64_t PartChecksum(const BlockKey& key, uint32_t part_number, std::span<const std::byte> bytes);
 
 // Writes the header over the first header_bytes() of `record` and zeroes the padding at its end.
-// The pages must lie in place already; their checksums are computed here.
+// The parts must lie in place already; their checksums are computed here.
 //   geometry   valid
 //   positions  [page_tokens]
 //   record     record_bytes() long
@@ -80,7 +100,8 @@ absl::StatusOr<RecordHeader> ParseHeader(std::span<const std::byte> bytes);
 //   kInvalidArgument  names the key and what is wrong
 absl::StatusOr<RecordHeader> CheckRecord(const BlockKey& key, std::span<const std::byte> record);
 
-// Is `bytes` the page `page` that `header` speaks of? False past the last page.
-bool PageIsIntact(const RecordHeader& header, uint32_t page, std::span<const std::byte> bytes);
+// Is `bytes` the part of page `page` that `header` speaks of? False for what the record lacks.
+bool PartIsIntact(const RecordHeader& header, uint32_t page, PagePart part,
+                  std::span<const std::byte> bytes);
 
 }  // namespace ebbtide::storage

@@ -12,10 +12,10 @@ absl::Status CheckRead(const PageRead& page, const RecordGeometry& geometry) {
                                                    page.page, ", the block has ",
                                                    geometry.pages()));
   }
-  if (page.into.size() != geometry.page_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("read of ", page.key.DebugString(), ": ",
-                                                   page.into.size(), " B given, a page has ",
-                                                   geometry.page_bytes, " B"));
+  if (page.into.empty() || page.into.size() != geometry.part_bytes(page.part)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("read of ", page.key.DebugString(), ": ", page.into.size(),
+                     " B given, this part of a page has ", geometry.part_bytes(page.part), " B"));
   }
   return absl::OkStatus();
 }

@@ -33,8 +33,9 @@ enum class PageState : uint8_t {
 
 struct PageRead {
   BlockKey key;
-  uint32_t page = 0;                      // layer * kv_heads + kv head
-  std::span<std::byte> into;              // Caller's memory, exactly one page long.
+  uint32_t page = 0;  // layer * kv_heads + kv head
+  PagePart part = PagePart::kExact;
+  std::span<std::byte> into = {};         // Caller's memory, exactly one such part long.
   PageState state = PageState::kMissing;  // Set by Read.
 };
 

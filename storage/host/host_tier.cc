@@ -30,8 +30,8 @@ class HostTier::Record {
         bytes_(pool_->bytes(extent)),
         header_(source_header) {
     const uint64_t checksums_end = header_.geometry.header_used_bytes();
-    header_.page_checksums = bytes_.subspan(checksums_end - header_.page_checksums.size(),
-                                            header_.page_checksums.size());
+    header_.part_checksums = bytes_.subspan(checksums_end - header_.part_checksums.size(),
+                                            header_.part_checksums.size());
     header_.positions = {};  // Nobody asks this tier for them.
   }
   ~Record() { pool_->Free(extent_, kRecordOverheadBytes); }
@@ -86,10 +86,10 @@ absl::Status HostTier::ReadOne(PageRead& page) {
   if (record == nullptr) return absl::OkStatus();
   EBBTIDE_RETURN_IF_ERROR(CheckRead(page, record->header().geometry));
   const RecordGeometry& geometry = record->header().geometry;
-  std::memcpy(page.into.data(), record->bytes().data() + geometry.page_offset(page.page),
+  std::memcpy(page.into.data(), record->bytes().data() + geometry.part_offset(page.page, page.part),
               page.into.size());
   // The copy is checked, not the source: what is delivered is what was tested.
-  if (PageIsIntact(record->header(), page.page, page.into)) {
+  if (PartIsIntact(record->header(), page.page, page.part, page.into)) {
     page.state = PageState::kOk;
   } else {
     page.state = PageState::kCorrupt;

@@ -157,6 +157,22 @@ TEST_P(TierContract, OneReadTakesAllPagesOfARecordInAnyOrder) {
   }
 }
 
+TEST_P(TierContract, EachFormOfAPageIsReadAlone) {
+  const RecordGeometry geometry = MakeGeometry(3, 2, 4096, 1280, 1024);
+  ASSERT_OK(Write({5, 0, 0}, geometry));
+
+  for (const PagePart part : {PagePart::kExact, PagePart::kCoarse, PagePart::kFine}) {
+    for (uint32_t page = 0; page < geometry.pages(); ++page) {
+      std::vector<std::byte> bytes(geometry.part_bytes(part), kCanary);
+      PageRead read = {.key = {5, 0, 0}, .page = page, .part = part, .into = bytes};
+      ASSERT_OK(tier().Read({&read, 1}));
+      EXPECT_EQ(read.state, PageState::kOk);
+      EXPECT_EQ(bytes, PatternPage({5, 0, 0}, geometry.part_number(page, part),
+                                   geometry.part_bytes(part)));
+    }
+  }
+}
+
 TEST_P(TierContract, ReadNeedsRoomForExactlyOnePage) {
   ASSERT_OK(Write({1, 0, 0}, geometry_));
   std::vector<std::byte> bytes(geometry_.page_bytes + 1);
@@ -476,8 +492,9 @@ class TierConcurrencyContract : public TierContract {
       ASSERT_OK(header);
       EXPECT_EQ(header->key, key);
       const uint32_t page = round % geometry_.pages();
-      EXPECT_TRUE(PageIsIntact(*header, page,
-                               pin->subspan(geometry_.page_offset(page), geometry_.page_bytes)));
+      EXPECT_TRUE(PartIsIntact(
+          *header, page, PagePart::kExact,
+          pin->subspan(geometry_.part_offset(page, PagePart::kExact), geometry_.page_bytes)));
     }
   }
 };

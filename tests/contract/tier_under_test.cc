@@ -27,7 +27,8 @@ class HostUnderTest final : public TierUnderTest {
     EBBTIDE_CHECK(pin != nullptr, "the block to damage is held");
     // The arena is writable memory of ours; only the pin's type says const.
     auto* bytes = const_cast<std::byte*>(pin->data());
-    bytes[geometry.page_offset(page) + geometry.page_bytes / 2] ^= std::byte{0x40};
+    bytes[geometry.part_offset(page, PagePart::kExact) + geometry.page_bytes / 2] ^=
+        std::byte{0x40};
   }
 
  private:

@@ -28,11 +28,10 @@ void UseHeader(const RecordHeader& header, std::span<const std::byte> bytes) {
     sum += static_cast<uint64_t>(header.position(token));
   }
   for (uint32_t page = 0; page < header.geometry.pages(); ++page) {
-    sum += header.page_checksum(page);
-    const uint64_t offset = header.geometry.page_offset(page);
+    sum += header.part_checksum(page, ebbtide::storage::PagePart::kExact);
+    const uint64_t offset = header.geometry.part_offset(page, ebbtide::storage::PagePart::kExact);
     if (offset + header.geometry.page_bytes <= bytes.size()) {
-      sum += ebbtide::storage::PageIsIntact(header, page,
-                                            bytes.subspan(offset, header.geometry.page_bytes));
+      sum += ebbtide::storage::PartIsIntact(header, page, ebbtide::storage::PagePart::kExact, bytes.subspan(offset, header.geometry.page_bytes));
     }
   }
   volatile uint64_t sink = sum;
@@ -70,6 +69,8 @@ std::vector<std::byte> Repaired(std::span<const std::byte> bytes) {
                                    .page_tokens = Load<uint32_t>(repaired, 68) % 128,
                                    .dtype = Load<uint32_t>(repaired, 72),
                                    .page_bytes = Load<uint32_t>(repaired, 76) % 8192,
+                                   .coarse_bytes = Load<uint32_t>(repaired, 88) % 2048,
+                                   .fine_bytes = Load<uint32_t>(repaired, 92) % 2048,
                                    .model_fingerprint = Load<uint64_t>(repaired, 48)};
   std::memcpy(repaired.data(), "EBBBLOCK", 8);
   Store(repaired, 16, ebbtide::storage::kRecordVersion);
@@ -80,7 +81,8 @@ std::vector<std::byte> Repaired(std::span<const std::byte> bytes) {
   Store(repaired, 68, geometry.page_tokens);
   Store(repaired, 76, geometry.page_bytes);
   Store(repaired, 80, uint64_t{Load<uint32_t>(repaired, 40)} * geometry.page_tokens);
-  Store(repaired, 88, uint64_t{0});
+  Store(repaired, 88, geometry.coarse_bytes);
+  Store(repaired, 92, geometry.fine_bytes);
   const uint64_t end = std::min<uint64_t>(geometry.header_used_bytes(), repaired.size());
   Store(repaired, 8, uint64_t{XXH3_64bits(&repaired[16], end - 16)});
   return repaired;

@@ -26,13 +26,16 @@ void FillPattern(const BlockKey& key, uint32_t page, uint64_t salt, std::span<st
 
 }  // namespace
 
-RecordGeometry MakeGeometry(uint32_t layers, uint32_t kv_heads, uint32_t page_bytes) {
+RecordGeometry MakeGeometry(uint32_t layers, uint32_t kv_heads, uint32_t page_bytes,
+                            uint32_t coarse_bytes, uint32_t fine_bytes) {
   return {.layers = layers,
           .kv_heads = kv_heads,
           .head_dim = 64,
           .page_tokens = 32,
           .dtype = 2,
           .page_bytes = page_bytes,
+          .coarse_bytes = coarse_bytes,
+          .fine_bytes = fine_bytes,
           .model_fingerprint = 0x0123456789abcdef};
 }
 
@@ -46,9 +49,10 @@ std::vector<std::byte> PatternPage(const BlockKey& key, uint32_t page, uint32_t 
 std::vector<std::byte> MakeRecord(const BlockKey& key, const RecordGeometry& geometry,
                                   uint64_t salt) {
   std::vector<std::byte> record(geometry.record_bytes());
-  for (uint32_t page = 0; page < geometry.pages(); ++page) {
-    FillPattern(key, page, salt,
-                std::span(record).subspan(geometry.page_offset(page), geometry.page_bytes));
+  for (uint32_t number = 0; number < geometry.parts(); ++number) {
+    const auto part = static_cast<storage::PagePart>(number / geometry.pages());
+    const uint64_t offset = geometry.part_offset(number % geometry.pages(), part);
+    FillPattern(key, number, salt, std::span(record).subspan(offset, geometry.part_bytes(part)));
   }
   std::vector<int64_t> positions(geometry.page_tokens);
   std::iota(positions.begin(), positions.end(), int64_t{key.block} * geometry.page_tokens);

@@ -19,7 +19,8 @@ using storage::BlockKey;
 using storage::RecordGeometry;
 
 // A valid geometry of `layers` * `kv_heads` pages of `page_bytes`.
-RecordGeometry MakeGeometry(uint32_t layers, uint32_t kv_heads, uint32_t page_bytes);
+RecordGeometry MakeGeometry(uint32_t layers, uint32_t kv_heads, uint32_t page_bytes,
+                            uint32_t coarse_bytes = 0, uint32_t fine_bytes = 0);
 
 // The page that MakeRecord puts at `page`; another `salt` gives another content of the same key.
 std::vector<std::byte> PatternPage(const BlockKey& key, uint32_t page, uint32_t page_bytes,

@@ -30,7 +30,7 @@ constexpr BlockKey kKey = {.sequence = 0x1122334455667788, .block = 3, .generati
 
 std::span<const std::byte> PageOf(std::span<const std::byte> record, const RecordGeometry& geometry,
                                   uint32_t page) {
-  return record.subspan(geometry.page_offset(page), geometry.page_bytes);
+  return record.subspan(geometry.part_offset(page, PagePart::kExact), geometry.page_bytes);
 }
 
 template <typename T>
@@ -54,7 +54,7 @@ TEST(BlockRecordTest, ParsedHeaderSaysWhatWasFramed) {
   EXPECT_EQ(header.first_index, 96u);
   for (uint32_t i = 0; i < 32; ++i) EXPECT_EQ(header.position(i), positions[i]);
   for (uint32_t page = 0; page < geometry.pages(); ++page) {
-    EXPECT_TRUE(PageIsIntact(header, page, PageOf(record, geometry, page)));
+    EXPECT_TRUE(PartIsIntact(header, page, PagePart::kExact, PageOf(record, geometry, page)));
   }
 }
 
@@ -94,13 +94,32 @@ TEST(BlockRecordTest, PagesOfWholeFourKibibytesAreAligned) {
     for (const uint32_t layers : {1u, 30u, 80u, 2000u}) {  // The last header is larger than 4 KiB.
       const RecordGeometry geometry = MakeGeometry(layers, 8, page_bytes);
       for (const uint32_t page : {0u, 1u, geometry.pages() - 1}) {
-        EXPECT_EQ(geometry.page_offset(page) % 4096, 0u);
+        EXPECT_EQ(geometry.part_offset(page, PagePart::kExact) % 4096, 0u);
       }
       EXPECT_EQ(geometry.record_bytes() % 4096, 0u);
       EXPECT_GE(geometry.header_bytes(), geometry.header_used_bytes());
-      EXPECT_EQ(geometry.record_bytes(), geometry.page_offset(geometry.pages()));
+      EXPECT_EQ(geometry.record_bytes(), geometry.part_offset(geometry.pages(), PagePart::kExact));
     }
   }
+}
+
+TEST(BlockRecordTest, FormsOfAPageLieApartAndAreCheckedApart) {
+  const RecordGeometry geometry = MakeGeometry(2, 3, 4096, 1280, 1024);
+  std::vector<std::byte> record = MakeRecord(kKey, geometry);
+  record[geometry.part_offset(4, PagePart::kCoarse) + 7] ^= std::byte{1};
+
+  ASSERT_OK_AND_ASSIGN(const RecordHeader header, ParseHeader(record));
+
+  const auto part_of = [&](uint32_t page, PagePart part) {
+    return std::span<const std::byte>(record).subspan(geometry.part_offset(page, part),
+                                                      geometry.part_bytes(part));
+  };
+  EXPECT_TRUE(PartIsIntact(header, 4, PagePart::kExact, part_of(4, PagePart::kExact)));
+  EXPECT_FALSE(PartIsIntact(header, 4, PagePart::kCoarse, part_of(4, PagePart::kCoarse)));
+  EXPECT_TRUE(PartIsIntact(header, 4, PagePart::kFine, part_of(4, PagePart::kFine)));
+  EXPECT_TRUE(PartIsIntact(header, 5, PagePart::kCoarse, part_of(5, PagePart::kCoarse)));
+  EXPECT_EQ(geometry.part_offset(0, PagePart::kCoarse), geometry.part_offset(6, PagePart::kExact));
+  EXPECT_EQ(geometry.record_bytes(), geometry.header_bytes() + 40960u);
 }
 
 TEST(BlockRecordTest, PaddingIsZeroedOverWhateverWasThere) {
@@ -113,10 +132,10 @@ TEST(BlockRecordTest, PaddingIsZeroedOverWhateverWasThere) {
   for (size_t i = geometry.header_used_bytes(); i < geometry.header_bytes(); ++i) {
     ASSERT_EQ(record[i], std::byte{0}) << i;
   }
-  for (size_t i = geometry.page_offset(1); i < record.size(); ++i) {
+  for (size_t i = geometry.part_offset(1, PagePart::kExact); i < record.size(); ++i) {
     ASSERT_EQ(record[i], std::byte{0}) << i;
   }
-  EXPECT_EQ(record[geometry.page_offset(0)], std::byte{0xee});
+  EXPECT_EQ(record[geometry.part_offset(0, PagePart::kExact)], std::byte{0xee});
 }
 
 TEST(BlockRecordTest, HeaderMayBeKeptWithoutPaddingAndPages) {
@@ -126,7 +145,7 @@ TEST(BlockRecordTest, HeaderMayBeKeptWithoutPaddingAndPages) {
   const auto used = std::span(record).first(geometry.header_used_bytes());
 
   ASSERT_OK_AND_ASSIGN(const RecordHeader header, ParseHeader(used));
-  EXPECT_TRUE(PageIsIntact(header, 5, PageOf(record, geometry, 5)));
+  EXPECT_TRUE(PartIsIntact(header, 5, PagePart::kExact, PageOf(record, geometry, 5)));
   EXPECT_THAT(ParseHeader(used.first(used.size() - 1)), StatusIs(absl::StatusCode::kDataLoss));
 }
 
@@ -147,10 +166,11 @@ TEST(BlockRecordTest, EveryFlippedPageBitIsSeen) {
   std::vector<std::byte> record = MakeRecord(kKey, geometry);
   ASSERT_OK_AND_ASSIGN(const RecordHeader header, ParseHeader(record));
   for (size_t bit = 0; bit < size_t{geometry.page_bytes} * 8; ++bit) {
-    std::byte& byte = record[geometry.page_offset(1) + bit / 8];
+    std::byte& byte = record[geometry.part_offset(1, PagePart::kExact) + bit / 8];
     const std::byte mask{static_cast<uint8_t>(1u << (bit % 8))};
     byte ^= mask;
-    ASSERT_FALSE(PageIsIntact(header, 1, PageOf(record, geometry, 1))) << "bit " << bit;
+    ASSERT_FALSE(PartIsIntact(header, 1, PagePart::kExact, PageOf(record, geometry, 1)))
+        << "bit " << bit;
     byte ^= mask;
   }
 }
@@ -166,13 +186,13 @@ TEST(BlockRecordTest, EveryCutIsSeen) {
 
 TEST(BlockRecordTest, PageOfAnotherIdentityNeverPasses) {
   const std::vector<std::byte> page(4096, std::byte{7});
-  const uint64_t checksum = PageChecksum({1, 2, 3}, 4, page);
+  const uint64_t checksum = PartChecksum({1, 2, 3}, 4, page);
 
-  EXPECT_NE(checksum, PageChecksum({2, 2, 3}, 4, page));
-  EXPECT_NE(checksum, PageChecksum({1, 3, 3}, 4, page));
-  EXPECT_NE(checksum, PageChecksum({1, 2, 4}, 4, page));
-  EXPECT_NE(checksum, PageChecksum({1, 2, 3}, 5, page));
-  EXPECT_EQ(checksum, PageChecksum({1, 2, 3}, 4, page));
+  EXPECT_NE(checksum, PartChecksum({2, 2, 3}, 4, page));
+  EXPECT_NE(checksum, PartChecksum({1, 3, 3}, 4, page));
+  EXPECT_NE(checksum, PartChecksum({1, 2, 4}, 4, page));
+  EXPECT_NE(checksum, PartChecksum({1, 2, 3}, 5, page));
+  EXPECT_EQ(checksum, PartChecksum({1, 2, 3}, 4, page));
 }
 
 TEST(BlockRecordTest, SwappedPagesOfOneContentFail) {
@@ -182,9 +202,11 @@ TEST(BlockRecordTest, SwappedPagesOfOneContentFail) {
   FrameRecord(kKey, geometry, positions, record);
   ASSERT_OK_AND_ASSIGN(const RecordHeader header, ParseHeader(record));
 
-  EXPECT_NE(header.page_checksum(0), header.page_checksum(1));
-  EXPECT_FALSE(PageIsIntact(header, 2, PageOf(record, geometry, 0))) << "past the last page";
-  EXPECT_FALSE(PageIsIntact(header, 0, PageOf(record, geometry, 0).first(639))) << "cut";
+  EXPECT_NE(header.part_checksum(0, PagePart::kExact), header.part_checksum(1, PagePart::kExact));
+  EXPECT_FALSE(PartIsIntact(header, 2, PagePart::kExact, PageOf(record, geometry, 0)))
+      << "past the last page";
+  EXPECT_FALSE(PartIsIntact(header, 0, PagePart::kExact, PageOf(record, geometry, 0).first(639)))
+      << "cut";
 }
 
 TEST(BlockRecordTest, AnotherVersionIsNamed) {
@@ -226,6 +248,8 @@ TEST(RecordGeometryTest, EachFieldHasItsLimit) {
   refused([](auto& g) { g.page_bytes = 0; }, "page_bytes is 0");
   refused([](auto& g) { g.page_bytes = 0xffffffff; }, "page_bytes is 4294967295");
   refused([](auto& g) { g.page_bytes = 16u << 20; }, "record bytes is 4294971392");
+  refused([](auto& g) { g.coarse_bytes = 8; }, "both or neither must be 0");
+  refused([](auto& g) { g.fine_bytes = 8; }, "both or neither must be 0");
 }
 
 TEST(CheckRecordTest, RecordMustBeTheKeysAndWhole) {
