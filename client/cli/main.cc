@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_format.h"
 
+#include "client/cli/replay.h"
 #include "client/cli/verbs.h"
 
 namespace ebbtide::cli {
@@ -27,6 +28,7 @@ constexpr char kAbout[] =
     "ebbctl asks a running ebbtided, or starts one of its own for a demonstration.\n\n"
     "Examples:\n"
     "  ebbctl status\n"
+    "  ebbctl replay trace.safetensors --policy snapkv+caote --budget 12.5% --recall off,exact\n"
     "  ebbctl describe chat-17 --lane 15/0 --tokens\n";
 
 // Keeps big messages on the heap: mapping and unmapping each of them costs more than the copy.
@@ -70,6 +72,34 @@ void AddConfig(CLI::App& app, std::string& file, Verb& verb) {
   check->callback([&] { verb = [&] { return RunConfigCheck(file); }; });
 }
 
+void AddReplay(CLI::App& app, const Common& common, ReplayArgs& args, Verb& verb) {
+  CLI::App* replay = app.add_subcommand(
+      "replay",
+      "Play recorded models through the daemon and hold every answer against exact "
+      "attention in float64");
+  replay->fallthrough();
+  replay->add_option("TRACE", args.traces, "files of format ebbtide.trace.v1")->required();
+  replay->add_option("--policy", args.policies, "who leaves; several, separated by commas")
+      ->required();
+  replay->add_option("--budget", args.budget, "tokens per lane, or a percentage of the trace")
+      ->required();
+  replay->add_option("--recall", args.recalls,
+                     "off, bounded(tau), estimated(tau), exact; several; default: the daemon's");
+  replay->add_option("--prefill", args.prefills, "exact (default), blockwise(B); several");
+  replay->add_option("--layers", args.layers, "these of the recorded layers; default: all");
+  replay->add_option("--chunk", args.chunk,
+                     "tokens per prefill call; default 512, or 128 where blockwise");
+  replay->footer(
+      "Every combination of policy, recall and prefill is one run; all bytes are read back at its\n"
+      "end. Exit code 1 if a byte differs or a true error is above its certified bound.\n\n"
+      "Examples:\n"
+      "  ebbctl replay tests/data/traces/smollm2-kjv-4096.safetensors --policy snapkv+caote,h2o "
+      "\\\n"
+      "      --budget 12.5% --recall \"off,bounded(0.02)\"\n"
+      "  ebbctl replay trace.safetensors --policy auto --budget 512 -o json");
+  replay->callback([&] { verb = [&] { return RunReplay(common, args); }; });
+}
+
 int Exit(const absl::StatusOr<bool>& well) {
   if (well.ok()) return *well ? 0 : kExitNotWell;
   const std::string reason = client::ErrorReason(well.status());
@@ -83,6 +113,7 @@ int Main(int argc, char** argv) {
   Common common;
   DescribeArgs describe;
   std::string config_file;
+  ReplayArgs replay;
   Verb verb;
   app.require_subcommand(1);
   app.add_option(
@@ -95,6 +126,7 @@ int Main(int argc, char** argv) {
   AddWatchingVerbs(app, common, verb);
   AddDescribe(app, common, describe, verb);
   AddConfig(app, config_file, verb);
+  AddReplay(app, common, replay, verb);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -19,13 +19,13 @@ enum class Output : uint8_t { kTable, kJson };
 
 // What every verb is told.
 struct Common {
-  std::string socket;  // Empty: client::DefaultTarget().
+  std::string socket = {};  // Empty: client::DefaultTarget().
   Output output = Output::kTable;
 };
 
 struct DescribeArgs {
-  std::string sequence;
-  std::string lane;  // "LAYER/KV_HEAD"; empty: all lanes.
+  std::string sequence = {};
+  std::string lane = {};  // "LAYER/KV_HEAD"; empty: all lanes.
   bool with_tokens = false;
 };
 

@@ -2,7 +2,7 @@
 //
 // The wire: one channel to one daemon, its calls with deadlines and repeated attempts, and which
 // run of the daemon answered. Speaks protobuf; gRPC itself stays in connection.cc.
-// Contract: tests/unit/client/connection_test.cc.
+// Contract: tests/unit/client/client_test.cc.
 
 #pragma once
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Verdicts on answers whose truth is a handful of round numbers.
 
 #include "client/cli/judge.h"
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Endpoints as people write them, and the one that daemon and client agree on.
 
 #include "client/cpp/src/target.h"
 

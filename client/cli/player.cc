@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One run: open, prefill in chunks, decode token by token, look at what became of the tokens, read
+// every byte back, close.
+
+#include "client/cli/player.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "client/cli/byte_check.h"
+
+namespace ebbtide::cli {
+namespace {
+
+constexpr uint32_t kExactChunk = 512;
+constexpr uint32_t kBlockwiseChunk = 128;
+
+// "name(argument)": the argument, or none.
+std::optional<std::string> ArgumentOf(const std::string& text, const std::string& name) {
+  absl::string_view rest = text;
+  if (!absl::ConsumePrefix(&rest, name + "(") || !absl::ConsumeSuffix(&rest, ")")) return {};
+  return std::string(rest);
+}
+
+// Every run has a name of its own, so that runs beside each other do not meet.
+std::string SequenceName() {
+  static std::atomic<uint32_t> count = 0;
+  return absl::StrFormat("replay-%d-%u", getpid(), ++count);
+}
+
+// Two traces of one name have one geometry.
+std::string ModelName(const Trace& trace) {
+  std::string name = trace.model.substr(0, 128);  // Of the 256 bytes that a name may have.
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return absl::StrFormat("%s, %u layers, %u query and %u kv heads of %u, %s, scale %g", name,
+                         trace.layers.size(), trace.query_heads, trace.kv_heads, trace.head_dim,
+                         client::DtypeName(trace.dtype()), trace.scale);
+}
+
+class Run {
+ public:
+  Run(const client::Client& client, const Score& score, const RunSpec& spec,
+      const std::function<absl::Status(uint64_t)>& progress)
+      : client_(client), score_(score), spec_(spec), progress_(progress) {}
+
+  absl::StatusOr<RunReport> Play() {
+    const absl::Duration start = SteadyClock().SinceStart();
+    EBBTIDE_ASSIGN_OR_RETURN(const client::Sequence sequence, Open());
+    absl::Status played = PlayIn(sequence);
+    const absl::Status closed = sequence.Close();
+    EBBTIDE_RETURN_IF_ERROR(played);
+    EBBTIDE_RETURN_IF_ERROR(closed);
+    Conclude();
+    report_.wall_seconds = absl::ToDoubleSeconds(SteadyClock().SinceStart() - start);
+    return std::move(report_);
+  }
+
+ private:
+  absl::StatusOr<client::Sequence> Open() {
+    EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client_.GetServerInfo());
+    const Trace& trace = score_.trace;
+    const client::Model model = {.name = ModelName(trace), .geometry = trace.geometry()};
+    EBBTIDE_ASSIGN_OR_RETURN(const client::RegisteredModel registered,
+                             client_.RegisterModel(model));
+    page_tokens_ = registered.geometry.page_tokens;
+    chunk_ = std::min(spec_.chunk == 0 ? ChunkFor(spec_.prefill) : spec_.chunk,
+                      info.chunk_tokens_max == 0 ? kExactChunk : info.chunk_tokens_max);
+    return client_.OpenSequence({.name = SequenceName(),
+                                 .model = model.name,
+                                 .policy = spec_.policy,
+                                 .budget = spec_.budget,
+                                 .prefill = spec_.prefill,
+                                 .recall = spec_.recall,
+                                 .chunk_tokens = chunk_});
+  }
+
+  absl::Status PlayIn(const client::Sequence& sequence) {
+    const client::OpenedSequence& opened = sequence.opened();
+    report_ = {.policy = spec_.policy,
+               .policy_resolved = opened.policy,
+               .recall = opened.recall,
+               .prefill = opened.prefill,
+               .budget_tokens = opened.budget_tokens,
+               .protected_tokens = opened.protected_tokens};
+    target_ = TargetOf(opened.recall);
+    const Trace& trace = score_.trace;
+    for (uint64_t first = 0; first < trace.prompt_length; first += chunk_) {
+      const uint64_t count = std::min<uint64_t>(chunk_, trace.prompt_length - first);
+      EBBTIDE_RETURN_IF_ERROR(Step(sequence, client::Phase::kPrefill, first, count));
+    }
+    for (uint64_t token = trace.prompt_length; token < trace.tokens; ++token) {
+      EBBTIDE_RETURN_IF_ERROR(Step(sequence, client::Phase::kDecode, token, 1));
+    }
+    EBBTIDE_RETURN_IF_ERROR(LookAt(sequence));
+    return CheckBytes(sequence);
+  }
+
+  // All layers' calls for tokens first … first + count - 1.
+  absl::Status Step(const client::Sequence& sequence, client::Phase phase, uint64_t first,
+                    uint64_t count) {
+    const Trace& trace = score_.trace;
+    absl::Duration spent;
+    for (uint32_t i = 0; i < trace.layers.size(); ++i) {
+      const TraceLayer& layer = trace.layers[i];
+      const client::Step step = {
+          .layer = i,
+          .phase = phase,
+          .prompt_end = phase == client::Phase::kPrefill && first + count == trace.prompt_length};
+      const absl::Duration start = SteadyClock().SinceStart();
+      EBBTIDE_ASSIGN_OR_RETURN(
+          const client::AttendResult result,
+          sequence.Attend(step, {.first_index = first,
+                                 .q = layer.q.View(first, count),
+                                 .k = layer.k.View(first, count),
+                                 .v = layer.v.View(first, count),
+                                 // The error of an f16 output would be the rounding's.
+                                 .output_dtype = client::Dtype::kF32}));
+      spent += SteadyClock().SinceStart() - start;
+      EBBTIDE_RETURN_IF_ERROR(Weigh(i, phase, first, count, result));
+    }
+    if (phase == client::Phase::kDecode) step_seconds_.push_back(absl::ToDoubleSeconds(spent));
+    return progress_(first + count);
+  }
+
+  absl::Status Weigh(uint32_t layer, client::Phase phase, uint64_t first, uint64_t count,
+                     const client::AttendResult& result) {
+    EBBTIDE_ASSIGN_OR_RETURN(const std::vector<TokenVerdict> verdicts,
+                             Judge(score_.truths[layer], first, count, result));
+    for (const TokenVerdict& verdict : verdicts) {
+      report_.certificate_violations += verdict.error_violations + verdict.mass_violations;
+      if (phase == client::Phase::kPrefill) {
+        prefill_errors_.push_back(verdict.rel_error);
+        continue;
+      }
+      errors_.push_back(verdict.rel_error);
+      report_.worst_head_rel_error =
+          std::max(report_.worst_head_rel_error, verdict.worst_head_rel_error);
+      bound_over_error_.insert(bound_over_error_.end(), verdict.bound_over_error.begin(),
+                               verdict.bound_over_error.end());
+      above_target_ += target_.has_value() && !(verdict.rel_error <= *target_) ? 1 : 0;
+    }
+    if (phase == client::Phase::kDecode) CountWork(result);
+    return absl::OkStatus();
+  }
+
+  void CountWork(const client::AttendResult& result) {
+    if (!result.certificate.met.front()) {
+      ++report_.not_met;
+      const std::string& reason = result.certificate.not_met_reason;
+      ++report_.not_met_by_reason[reason.empty() ? "UNSTATED" : reason];
+    }
+    report_.absent_pages += static_cast<double>(result.absent_pages);
+    for (const client::TouchedRung& rung : result.touched) {
+      const std::string tier(client::TierName(rung.tier));
+      const auto pages = static_cast<double>(rung.pages);
+      const auto bytes = static_cast<double>(rung.bytes);
+      report_.touched_pages.total += pages;
+      report_.touched_pages.by_rung[rung.rung] += pages;
+      report_.touched_pages.by_tier[tier] += pages;
+      report_.touched_bytes.total += bytes;
+      report_.touched_bytes.by_rung[rung.rung] += bytes;
+      report_.touched_bytes.by_tier[tier] += bytes;
+    }
+  }
+
+  // Where the tokens lie now that all are played.
+  absl::Status LookAt(const client::Sequence& sequence) {
+    EBBTIDE_ASSIGN_OR_RETURN(
+        const client::SequenceDescription description,
+        client_.DescribeSequence({.sequence = sequence.name(), .with_lanes = true}));
+    if (description.summary.committed != score_.trace.tokens) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("sequence \"%s\" holds %u tokens, the trace has %u", sequence.name(),
+                          description.summary.committed, score_.trace.tokens));
+    }
+    report_.tokens = description.summary.tokens;
+    for (const client::LaneDescription& lane : description.lanes) report_.demotions += lane.demoted;
+    EBBTIDE_ASSIGN_OR_RETURN(const client::Stats stats, client_.GetStats());
+    for (const client::TierStats& tier : stats.tiers) {
+      if (tier.tier == client::Tier::kHost) report_.host_budget_bytes = tier.budget_bytes;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckBytes(const client::Sequence& sequence) {
+    EBBTIDE_ASSIGN_OR_RETURN(ByteCheck check, CheckEveryByte(score_.trace, sequence, page_tokens_));
+    for (const std::string& complaint : check.complaints) {
+      absl::FPrintF(stderr, "%s: %s\n", spec_.policy, complaint);
+    }
+    report_.bytes_checked = check.checked;
+    report_.byte_mismatches = check.mismatches;
+    report_.bytes_checked_by_tier = std::move(check.checked_by_tier);
+    return absl::OkStatus();
+  }
+
+  void Conclude() {
+    report_.rel_error = Summarise(std::move(errors_));
+    report_.prefill_rel_error = Summarise(std::move(prefill_errors_));
+    report_.bound_over_error_p50 = Summarise(std::move(bound_over_error_)).p50;
+    const auto answers = static_cast<double>(step_seconds_.size() * score_.trace.layers.size());
+    if (target_.has_value() && answers > 0) {
+      report_.answers_above_target = static_cast<double>(above_target_) / answers;
+    }
+    const double steps = std::max(1.0, static_cast<double>(step_seconds_.size()));
+    report_.step_seconds = Summarise(std::move(step_seconds_));
+    report_.absent_pages /= steps;
+    for (PerStep* touched : {&report_.touched_pages, &report_.touched_bytes}) {
+      touched->total /= steps;
+      for (auto& [rung, sum] : touched->by_rung) sum /= steps;
+      for (auto& [tier, sum] : touched->by_tier) sum /= steps;
+    }
+  }
+
+  const client::Client& client_;
+  const Score& score_;
+  const RunSpec& spec_;
+  const std::function<absl::Status(uint64_t)>& progress_;
+  uint32_t page_tokens_ = 0;
+  uint32_t chunk_ = 0;
+  std::optional<double> target_;
+  RunReport report_ = {};
+  std::vector<double> errors_;          // Decode, per (step, layer).
+  std::vector<double> prefill_errors_;  // Per (token, layer).
+  std::vector<double> bound_over_error_;
+  std::vector<double> step_seconds_;
+  uint64_t above_target_ = 0;
+};
+
+}  // namespace
+
+uint32_t ChunkFor(const std::string& prefill) {
+  const std::optional<std::string> block = ArgumentOf(prefill, "blockwise");
+  uint32_t tokens = 0;
+  if (!block.has_value() || !absl::SimpleAtoi(*block, &tokens) || tokens == 0) return kExactChunk;
+  return std::min(kBlockwiseChunk, tokens);
+}
+
+std::optional<double> TargetOf(const std::string& recall) {
+  for (const char* mode : {"bounded", "estimated"}) {
+    const std::optional<std::string> argument = ArgumentOf(recall, mode);
+    double target = 0;
+    if (argument.has_value() && absl::SimpleAtod(*argument, &target)) return target;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<RunReport> Play(const client::Client& client, const Score& score,
+                               const RunSpec& spec,
+                               const std::function<absl::Status(uint64_t)>& progress) {
+  return Run(client, score, spec, progress).Play();
+}
+
+}  // namespace ebbtide::cli

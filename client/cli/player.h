@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The honest worker: plays a recorded model through a running daemon, call by call as an engine
+// would, and holds every answer against the truth. Contract: tests/unit/client/player_test.cc.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "client/cli/report.h"
+#include "client/cli/trace.h"
+#include "client/cli/truth.h"
+#include "ebbtide/client.h"
+
+namespace ebbtide::cli {
+
+// What is varied between runs; all else is the same.
+struct RunSpec {
+  std::string policy = {};
+  std::string recall = {};   // Empty: the daemon's default.
+  std::string prefill = {};  // Empty: "exact".
+  client::Budget budget = {};
+  uint32_t chunk = 0;  // Tokens per prefill call; 0: what suits the prefill mode.
+};
+
+// A trace, and the truth of each of its layers.
+struct Score {
+  const Trace& trace;
+  const std::vector<LayerTruth>& truths;
+};
+
+// Plays `score` once, in a sequence of its own that is closed at the end, whatever happened.
+// `progress` hears the tokens played so far and may stop the run by an error.
+//   kFailedPrecondition  the daemon answered less than the whole trace
+// and the daemon's own codes.
+absl::StatusOr<RunReport> Play(const client::Client& client, const Score& score,
+                               const RunSpec& spec,
+                               const std::function<absl::Status(uint64_t)>& progress);
+
+// Tokens per prefill call that suit a mode: 512, or 128 for "blockwise(B)" and never above its B.
+uint32_t ChunkFor(const std::string& prefill);
+
+// The target of "bounded(tau)" or "estimated(tau)"; none for the other modes.
+std::optional<double> TargetOf(const std::string& recall);
+
+}  // namespace ebbtide::cli

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `ebbctl replay`: reads traces, computes the truth once for each, plays the runs, reports.
+
+#include "client/cli/replay.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+#include "base/clock.h"
+#include "base/executor.h"
+#include "base/status_macros.h"
+#include "client/cli/interrupt.h"
+#include "client/cli/progress.h"
+
+namespace ebbtide::cli {
+namespace {
+
+constexpr int kTruthThreads = 2;  // The daemon needs the others.
+
+Progress StderrProgress(std::string what, uint64_t total) {
+  return Progress(std::move(what), total, stderr, isatty(STDERR_FILENO) != 0, SteadyClock());
+}
+
+absl::StatusOr<std::vector<uint32_t>> ParseLayers(const std::string& text) {
+  std::vector<uint32_t> layers;
+  if (text.empty()) return layers;
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<std::string> parts, SplitList("--layers", text));
+  for (const std::string& part : parts) {
+    uint32_t layer = 0;
+    if (!absl::SimpleAtoi(part, &layer)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--layers: \"%s\" is not a layer number", part));
+    }
+    layers.push_back(layer);
+  }
+  return layers;
+}
+
+// What a list option says, or the one empty choice that leaves it to the daemon.
+absl::StatusOr<std::vector<std::string>> Choices(const std::string& option,
+                                                 const std::string& text) {
+  if (text.empty()) return std::vector<std::string>{""};
+  return SplitList(option, text);
+}
+
+absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const ReplayArgs& args,
+                                       const std::string& path) {
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> layers, ParseLayers(args.layers));
+  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, layers));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace));
+  ReplayReport report{.trace = path,
+                      .steps = trace.tokens - trace.prompt_length,
+                      .layers = {},
+                      .prompt_length = trace.prompt_length,
+                      .runs = {}};
+  for (const TraceLayer& layer : trace.layers) report.layers.push_back(layer.layer);
+  EBBTIDE_ASSIGN_OR_RETURN(report.runs,
+                           PlayRuns(client, {.trace = trace, .truths = truths}, specs));
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> SplitList(const std::string& option,
+                                                   const std::string& text) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (const char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (depth < 0) break;
+    if (c == ',' && depth == 0) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  const bool has_empty =
+      std::any_of(parts.begin(), parts.end(), [](const std::string& part) { return part.empty(); });
+  if (depth != 0 || has_empty) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s \"%s\": %s", option, text,
+                        depth != 0 ? "parentheses do not match" : "an entry of the list is empty"));
+  }
+  return parts;
+}
+
+absl::StatusOr<client::Budget> ParseBudget(const std::string& text, uint64_t tokens) {
+  absl::string_view number = text;
+  client::Budget budget;
+  if (absl::ConsumeSuffix(&number, "%")) {
+    budget.of_tokens = static_cast<uint32_t>(tokens);
+    if (absl::SimpleAtod(number, &budget.percent) && budget.percent > 0 && budget.percent <= 100) {
+      return budget;
+    }
+  } else if (absl::SimpleAtoi(number, &budget.tokens) && budget.tokens > 0) {
+    return budget;
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--budget \"%s\": give tokens per lane, such as 512, or a percentage over 0 %% and up to "
+      "100 %% of the trace, such as 12.5%%",
+      text));
+}
+
+absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t trace_tokens) {
+  EBBTIDE_ASSIGN_OR_RETURN(const auto policies, SplitList("--policy", args.policies));
+  EBBTIDE_ASSIGN_OR_RETURN(const auto recalls, Choices("--recall", args.recalls));
+  EBBTIDE_ASSIGN_OR_RETURN(const auto prefills, Choices("--prefill", args.prefills));
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Budget budget, ParseBudget(args.budget, trace_tokens));
+  std::vector<RunSpec> specs;
+  for (const std::string& policy : policies) {
+    for (const std::string& recall : recalls) {
+      for (const std::string& prefill : prefills) {
+        specs.push_back({.policy = policy,
+                         .recall = recall,
+                         .prefill = prefill,
+                         .budget = budget,
+                         .chunk = args.chunk});
+      }
+    }
+  }
+  return specs;
+}
+
+absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace) {
+  const uint64_t per_layer = trace.tokens * trace.kv_heads;
+  Progress progress = StderrProgress("exact attention in float64", per_layer * trace.layers.size());
+  ParallelFor parallel(std::min(kTruthThreads, AvailableCpus()));
+  std::vector<LayerTruth> truths;
+  for (const TraceLayer& layer : trace.layers) {
+    EBBTIDE_RETURN_IF_ERROR(CheckInterrupted());
+    const uint64_t before = truths.size() * per_layer;
+    truths.push_back(ComputeTruth(trace, layer, parallel,
+                                  [&](uint64_t done) { progress.Update(before + done); }));
+  }
+  return truths;
+}
+
+absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client, const Score& score,
+                                                const std::vector<RunSpec>& specs) {
+  std::vector<RunReport> runs;
+  for (const RunSpec& spec : specs) {
+    Progress progress = StderrProgress(
+        absl::StrFormat("run %u of %u, %s%s", runs.size() + 1, specs.size(), spec.policy,
+                        spec.recall.empty() ? "" : ", recall " + spec.recall),
+        score.trace.tokens);
+    const auto advance = [&](uint64_t tokens) {
+      progress.Update(tokens);
+      return CheckInterrupted();
+    };
+    EBBTIDE_ASSIGN_OR_RETURN(RunReport run, Play(client, score, spec, advance));
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+absl::StatusOr<bool> RunReplay(const Common& common, const ReplayArgs& args) {
+  CatchInterrupts();
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, client::Client::Connect(common.socket));
+  Json json = Json::array();
+  bool is_sound = true;
+  for (const std::string& path : args.traces) {
+    EBBTIDE_ASSIGN_OR_RETURN(const ReplayReport report, ReplayOne(client, args, path));
+    is_sound = is_sound && report.is_sound();
+    if (common.output == Output::kTable) {
+      Print((json.empty() ? "" : "\n") + RenderReport(report));
+    }
+    json.push_back(ToJson(report));
+  }
+  if (common.output == Output::kJson) {
+    Print((json.size() == 1 ? json.front() : json).dump(2) + "\n");
+  }
+  if (!is_sound) {
+    absl::FPrintF(stderr, "ebbctl: not sound: bytes differ or a certificate was violated\n");
+  }
+  return is_sound;
+}
+
+}  // namespace ebbtide::cli

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From what is typed to what is run, and from what is found to what is printed.
+
+#include "client/cli/replay.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/cli/report.h"
+#include "tests/support/status_matchers.h"
+
+namespace ebbtide::cli {
+namespace {
+
+using absl::StatusCode;
+using test::IsOkAndHolds;
+using test::StatusIs;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(SplitListTest, CommasInParenthesesDoNotSplit) {
+  EXPECT_THAT(SplitList("--policy", "streaming(sinks=4,recent=8),h2o"),
+              IsOkAndHolds(ElementsAre("streaming(sinks=4,recent=8)", "h2o")));
+}
+
+TEST(SplitListTest, EmptyEntriesAndOpenParenthesesAreRefused) {
+  for (const char* text : {"", "a,", ",a", "a,,b"}) {
+    EXPECT_THAT(SplitList("--policy", text),
+                StatusIs(StatusCode::kInvalidArgument, HasSubstr("is empty")))
+        << text;
+  }
+  for (const char* text : {"a(", "a)", "a)(", "a((b)"}) {
+    EXPECT_THAT(SplitList("--policy", text),
+                StatusIs(StatusCode::kInvalidArgument, HasSubstr("do not match")))
+        << text;
+  }
+}
+
+TEST(ParseBudgetTest, TakesTokensOrAShareOfTheTrace) {
+  ASSERT_OK_AND_ASSIGN(const client::Budget tokens, ParseBudget("512", 4096));
+  ASSERT_OK_AND_ASSIGN(const client::Budget share, ParseBudget("12.5%", 4096));
+
+  EXPECT_EQ(tokens.tokens, 512U);
+  EXPECT_EQ(tokens.percent, 0);
+  EXPECT_EQ(share.percent, 12.5);
+  EXPECT_EQ(share.of_tokens, 4096U);
+}
+
+TEST(ParseBudgetTest, RefusesWhatIsNeither) {
+  for (const char* text : {"", "0", "-1", "1.5", "0%", "101%", "nan%", "x%", "%"}) {
+    EXPECT_THAT(ParseBudget(text, 4096), StatusIs(StatusCode::kInvalidArgument)) << text;
+  }
+}
+
+TEST(PlanRunsTest, EveryCombinationIsOneRun) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<RunSpec> specs,
+                       PlanRuns({.policies = "a,b",
+                                 .budget = "10",
+                                 .recalls = "off,exact",
+                                 .prefills = "exact,blockwise(64)",
+                                 .chunk = 7},
+                                100));
+
+  ASSERT_EQ(specs.size(), 8U);
+  EXPECT_EQ(specs[0].policy, "a");
+  EXPECT_EQ(specs[1].prefill, "blockwise(64)");
+  EXPECT_EQ(specs[2].recall, "exact");
+  EXPECT_EQ(specs[7].policy, "b");
+  EXPECT_EQ(specs[7].chunk, 7U);
+}
+
+TEST(PlanRunsTest, WhatIsNotSaidIsLeftToTheDaemon) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<RunSpec> specs,
+                       PlanRuns({.policies = "auto", .budget = "10"}, 100));
+
+  ASSERT_EQ(specs.size(), 1U);
+  EXPECT_EQ(specs[0].recall, "");
+  EXPECT_EQ(specs[0].prefill, "");
+}
+
+ReplayReport OneRun() {
+  RunReport run{.policy = "h2o", .recall = "off", .prefill = "exact"};
+  run.rel_error = {.mean = 0.1, .p50 = 0.2, .p99 = 0.3, .max = 0.4};
+  run.touched_pages = {.total = 3, .by_rung = {{"pages", 3}}, .by_tier = {{"rocksdb", 3}}};
+  return {.trace = "t.safetensors", .steps = 5, .layers = {15}, .prompt_length = 9, .runs = {run}};
+}
+
+std::vector<std::string> Keys(const Json& json) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.items()) keys.push_back(key);
+  return keys;
+}
+
+TEST(ReportJsonTest, FieldsAreThoseThatReadersRelyOn) {
+  const Json json = ToJson(OneRun());
+
+  EXPECT_THAT(Keys(json), ElementsAre("trace", "steps", "layers", "prompt_length", "runs"));
+  EXPECT_THAT(Keys(json["runs"][0]),
+              ElementsAre("policy", "policy_resolved", "recall", "prefill", "budget_tokens",
+                          "protected_tokens", "host_budget_bytes", "rel_error", "prefill_rel_error",
+                          "worst_head_rel_error", "certificate_violations", "not_met",
+                          "answers_above_target", "bytes_checked", "byte_mismatches",
+                          "bytes_checked_by_tier", "tokens", "demotions", "absent_pages",
+                          "touched_pages_per_step", "touched_bytes_per_step", "bound_over_error",
+                          "step_seconds", "wall_seconds"));
+  const Json& run = json["runs"][0];
+  EXPECT_EQ(run["rel_error"].dump(), R"({"mean":0.1,"p50":0.2,"p99":0.3,"max":0.4})");
+  EXPECT_EQ(run["not_met"].dump(), R"({"count":0,"by_reason":{}})");
+  EXPECT_EQ(run["touched_pages_per_step"].dump(),
+            R"({"total":3.0,"by_rung":{"pages":3.0},"by_tier":{"rocksdb":3.0}})");
+  EXPECT_TRUE(run["answers_above_target"].is_null());
+  EXPECT_THAT(Keys(run["step_seconds"]), ElementsAre("p50", "p99"));
+  EXPECT_THAT(Keys(run["tokens"]), ElementsAre("device", "host", "rocksdb", "open"));
+}
+
+TEST(ReportTableTest, RunsStandSideBySide) {
+  ReplayReport report = OneRun();
+  report.runs.push_back(report.runs.front());
+  report.runs.back().policy = "snapkv+caote";
+
+  const std::string text = RenderReport(report);
+
+  EXPECT_THAT(text, HasSubstr("t.safetensors: 9 prompt tokens, then 5 decode steps; layers 15"));
+  EXPECT_THAT(text, testing::ContainsRegex("policy +h2o +snapkv\\+caote\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("touched pages: pages +3.00 +3.00\n"));
+}
+
+TEST(ReportTest, OneUnsoundRunMakesTheReportUnsound) {
+  ReplayReport report = OneRun();
+  EXPECT_TRUE(report.is_sound());
+
+  report.runs.push_back(report.runs.front());
+  report.runs.back().byte_mismatches = 1;
+  EXPECT_FALSE(report.is_sound());
+
+  report.runs.back() = {.certificate_violations = 1};
+  EXPECT_FALSE(report.is_sound());
+}
+
+}  // namespace
+}  // namespace ebbtide::cli
