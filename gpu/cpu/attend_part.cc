@@ -3,13 +3,11 @@
 #include "gpu/cpu/attend_part.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+
+#include "gpu/cpu/merge_row.h"
 
 namespace ebbtide::gpu {
 namespace {
-
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 // Runs of whole extents, each the shortest that reaches kAttendRunSlots.
 std::vector<AttendPart> Runs(const AttendArgs& args) {
@@ -45,18 +43,10 @@ void MergePartial(AttendPartial& into, const AttendPartial& part) {
   if (into.lse.empty()) return;
   const size_t head_dim = into.output.size() / into.lse.size();
   for (size_t row = 0; row < into.lse.size(); ++row) {
-    if (part.lse[row] == kNothing) continue;
-    const double largest = std::max(into.lse[row], part.lse[row]);
-    const double mass = std::exp(into.lse[row] - largest);
-    const double part_mass = std::exp(part.lse[row] - largest);
-    const double weight = mass / (mass + part_mass);
-    const double part_weight = part_mass / (mass + part_mass);
-    float* output = &into.output[row * head_dim];
-    const float* part_output = &part.output[row * head_dim];
-    for (size_t d = 0; d < head_dim; ++d) {
-      output[d] = static_cast<float>(weight * output[d] + part_weight * part_output[d]);
-    }
-    into.lse[row] = largest + std::log(mass + part_mass);
+    const JoinedRow joined = JoinRow(into.lse[row], part.lse[row]);
+    MergeRow(joined, {&part.output[row * head_dim], head_dim},
+             {&into.output[row * head_dim], head_dim});
+    into.lse[row] = joined.lse;
   }
 }
 

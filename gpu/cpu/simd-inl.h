@@ -2,7 +2,7 @@
 //
 // What the SIMD kernels share: vectors of f32 made of keys and values, sums across lanes, and the
 // exponential. Compiled once for each target; include it after <hwy/foreach_target.h>, inside no
-// namespace. Tested by tests/unit/gpu/simd_test.cc and through every kernel.
+// namespace. Tested through every kernel; the exponential by tests/unit/gpu/mass_test.cc.
 
 #if defined(EBBTIDE_GPU_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EBBTIDE_GPU_CPU_SIMD_INL_H_

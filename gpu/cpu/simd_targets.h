@@ -2,7 +2,7 @@
 //
 // The SIMD targets that the kernels were built for, and which of them runs. The best one this CPU
 // has is chosen at the first call; tests and operators may ask for a lesser one.
-// Tested by tests/unit/gpu/simd_test.cc.
+// Tested by tests/unit/gpu/simd_targets_test.cc.
 
 #pragma once
 

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Append, row by row: copy, and the l2 norm in float64. Squares of f32 are exact there, and a sum
-// of 256 of them is off by less than 1e-13, which the margin covers before the norm is rounded up.
+// Append, row by row: copy, and the l2 norm in float64, rounded up.
 
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/status_macros.h"
 #include "gpu/element.h"
 #include "gpu/kernels/append.h"
+#include "gpu/kernels/norm.h"
 
 namespace ebbtide::gpu {
 namespace {
 
-float NormRoundedUp(Dtype dtype, int head_dim, const std::byte* row) {
+float RowNorm(Dtype dtype, int head_dim, const std::byte* row) {
   double sum = 0;
   for (int d = 0; d < head_dim; ++d) {
     const double element = ElementAt(dtype, row, d);
     sum += element * element;
   }
-  const double norm = std::sqrt(sum) * (1 + 1e-13);
-  const float nearest = static_cast<float>(norm);
-  return nearest < norm ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest;
+  return NormFromSquares(sum);
 }
 
 }  // namespace
@@ -47,8 +43,8 @@ void AppendReference(const AppendArgs& args) {
     const std::byte* value = args.value + token * args.stride;
     std::memcpy(args.key_slot[token], key, row_bytes);
     std::memcpy(args.value_slot[token], value, row_bytes);
-    args.key_norm[token] = NormRoundedUp(args.dtype, args.head_dim, key);
-    args.value_norm[token] = NormRoundedUp(args.dtype, args.head_dim, value);
+    args.key_norm[token] = RowNorm(args.dtype, args.head_dim, key);
+    args.value_norm[token] = RowNorm(args.dtype, args.head_dim, value);
   }
 }
 

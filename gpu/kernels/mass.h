@@ -31,6 +31,9 @@ struct MassArgs {
 void MassReference(const MassArgs& args);
 void MassCpu(const MassArgs& args);
 
+// Stops the process where a span disagrees with the shape.
+void CheckMass(const MassArgs& args);
+
 struct PoolArgs {
   int kernel = 7;               // Odd width.
   std::span<const float> mass;  // [tokens] in index order

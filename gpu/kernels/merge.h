@@ -26,4 +26,7 @@ struct MergeArgs {
 void MergeReference(const MergeArgs& args);
 void MergeCpu(const MergeArgs& args);
 
+// Stops the process where a span disagrees with the shape.
+void CheckMerge(const MergeArgs& args);
+
 }  // namespace ebbtide::gpu

@@ -10,14 +10,20 @@
 
 namespace ebbtide::gpu {
 
-void MergeReference(const MergeArgs& args) {
+void CheckMerge(const MergeArgs& args) {
+  EBBTIDE_CHECK(args.rows >= 0 && args.head_dim >= 1, "merge: rows >= 0, head_dim >= 1");
   const size_t rows = static_cast<size_t>(args.rows);
+  const size_t elements = rows * static_cast<size_t>(args.head_dim);
+  EBBTIDE_CHECK(args.lse.size() == rows, "merge: lse is [rows]");
+  EBBTIDE_CHECK(args.part_lse.size() == rows, "merge: part_lse is [rows]");
+  EBBTIDE_CHECK(args.output.size() == elements, "merge: output is [rows, head_dim]");
+  EBBTIDE_CHECK(args.part_output.size() == elements, "merge: part_output is [rows, head_dim]");
+}
+
+void MergeReference(const MergeArgs& args) {
+  CheckMerge(args);
   const size_t head_dim = static_cast<size_t>(args.head_dim);
-  EBBTIDE_CHECK(args.lse.size() == rows && args.part_lse.size() == rows,
-                "merge: [rows] log-sum-exps");
-  EBBTIDE_CHECK(args.output.size() == rows * head_dim && args.part_output.size() == rows * head_dim,
-                "merge: [rows, head_dim] outputs");
-  for (size_t row = 0; row < rows; ++row) {
+  for (size_t row = 0; row < args.lse.size(); ++row) {
     const double lse = args.lse[row];
     const double part_lse = args.part_lse[row];
     if (part_lse == -std::numeric_limits<double>::infinity()) continue;  // The part saw nothing.
