@@ -57,18 +57,30 @@ void StorePartial(const AttendArgs& args, const AttendPart& part, const AttendPa
                  [](double lse) { return static_cast<float>(lse); });
 }
 
-void AttendCpu(const AttendArgs& args) {
-  CheckAttend(args);
+std::span<const AttendPart> FirstBlock(std::span<const AttendPart> parts) {
+  size_t runs = 1;
+  while (runs < parts.size() && parts[runs].first_row == parts[0].first_row) ++runs;
+  return parts.first(runs);
+}
+
+void AttendBlock(const AttendArgs& args, std::span<const AttendPart> runs) {
   AttendPartial merged;
   AttendPartial partial;
+  AttendPartCpu(args, runs[0], merged);
+  for (const AttendPart& run : runs.subspan(1)) {
+    AttendPartCpu(args, run, partial);
+    MergePartial(merged, partial);
+  }
+  StorePartial(args, runs[0], merged);
+}
+
+void AttendCpu(const AttendArgs& args) {
+  CheckAttend(args);
   const std::vector<AttendPart> parts = SplitAttend(args);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const bool is_first = parts[i].first_extent == 0;
-    AttendPartCpu(args, parts[i], is_first ? merged : partial);
-    if (!is_first) MergePartial(merged, partial);
-    if (i + 1 == parts.size() || parts[i + 1].first_extent == 0) {
-      StorePartial(args, parts[i], merged);
-    }
+  for (std::span<const AttendPart> rest = parts; !rest.empty();) {
+    const std::span<const AttendPart> runs = FirstBlock(rest);
+    AttendBlock(args, runs);
+    rest = rest.subspan(runs.size());
   }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "gpu/kernels/attend.h"
@@ -34,9 +35,15 @@ struct AttendPartial {
   std::vector<double> lse;    // [rows]
 };
 
-// Parts of one call: blocks of rows in order, and for each all runs in list order. At least one
-// part for every row.
+// Parts of one call: blocks of rows in order, and for each all its runs in list order, at least
+// one.
 std::vector<AttendPart> SplitAttend(const AttendArgs& args);
+
+// Of `parts`, which are not empty, those of the first block of rows.
+std::span<const AttendPart> FirstBlock(std::span<const AttendPart> parts);
+
+// Attends all runs of one block of rows, one after the other, and writes its answer.
+void AttendBlock(const AttendArgs& args, std::span<const AttendPart> runs);
 
 // Attends one part; writes its piece of args.logits where those are wanted. (kernels/attend_cpu.cc)
 void AttendPartCpu(const AttendArgs& args, const AttendPart& part, AttendPartial& partial);

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Backend is one device: its memory, its streams, and the operations of gpu/kernels over many
+// lanes at once. It knows arrays; what they mean is decided above (service/).
+//
+// Implementations: cpu/. Tested by tests/unit/gpu/backend_test.cc.
+
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "gpu/device_buffer.h"
+#include "gpu/kernels/append.h"
+#include "gpu/kernels/attend.h"
+#include "gpu/kernels/gather.h"
+#include "gpu/kernels/mass.h"
+#include "gpu/kernels/merge.h"
+
+namespace ebbtide::gpu {
+
+// The order of work: what is run on one stream happens in the order it was asked for. The only way
+// to wait. Thread-compatible.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Returns when everything run on the stream is done and its results may be read.
+  //   kUnavailable  the device failed; nothing of it may be trusted any more
+  virtual absl::Status Wait() = 0;
+};
+
+// One operation over lanes, of which none writes what another touches. A vector of args converts:
+//   backend.Run(*stream, attends)
+using Batch = std::variant<std::span<const AppendArgs>, std::span<const AttendArgs>,
+                           std::span<const GatherArgs>, std::span<const MassArgs>,
+                           std::span<const MergeArgs>>;
+
+// Thread-safe; a stream belongs to one thread at a time.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // "cpu (avx512)": for people and statistics.
+  virtual std::string_view name() const = 0;
+
+  // The device's memory is this machine's: a daemon without a GPU says so on every surface.
+  virtual bool is_simulated() const = 0;
+
+  // Zeroed, aligned to 2 MiB.
+  //   kInvalidArgument    no bytes asked for
+  //   kResourceExhausted  the device has no such room
+  virtual absl::StatusOr<DeviceBuffer> Allocate(size_t bytes) = 0;
+
+  virtual absl::StatusOr<std::unique_ptr<Stream>> MakeStream() = 0;
+
+  // Runs `batch` in stream order; the args and what they point to must stay until Wait. A simulated
+  // device is done on return. Gives the same bits for any number of threads and any company in the
+  // batch. A broken contract (a span of the wrong size) stops the process.
+  //   kUnavailable  the device failed
+  virtual absl::Status Run(Stream& stream, const Batch& batch) = 0;
+};
+
+}  // namespace ebbtide::gpu
