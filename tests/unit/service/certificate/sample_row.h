@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An answer of which everything is known: what was attended, in which form, what was not, and what
+// the truth may be within what is promised. The truth can be drawn at random, or as the worst that
+// a climb finds. All in long double, so that its own rounding is out of the question.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include "service/attention/certificate.h"
+
+namespace ebbtide::service {
+
+using Vector = std::vector<long double>;
+
+inline long double Norm(const Vector& x) {
+  long double sum = 0;
+  for (const long double element : x) sum += element * element;
+  return std::sqrt(sum);
+}
+
+inline Vector Minus(const Vector& x, const Vector& y) {
+  Vector difference = x;
+  for (size_t d = 0; d < x.size(); ++d) difference[d] -= y[d];
+  return difference;
+}
+
+inline long double Dot(const Vector& x, const Vector& y) {
+  long double sum = 0;
+  for (size_t d = 0; d < x.size(); ++d) sum += x[d] * y[d];
+  return sum;
+}
+
+struct SampleToken {
+  long double logit = 0;  // Used, or of unread tokens: in the middle of what is promised.
+  Vector value = {};
+  long double true_logit = 0;
+  Vector true_value = {};
+};
+
+struct SamplePart {
+  enum class Kind { kExact, kForm, kUnread };
+  Kind kind = Kind::kExact;
+  long double logit_error = 0;  // Of forms; of unread tokens half of what their mass is open by.
+  long double value_error = 0;  // Of forms; of unread tokens the distance from the answer.
+  std::vector<SampleToken> tokens = {};
+};
+
+class SampleRow {
+ public:
+  explicit SampleRow(std::vector<SamplePart> parts) : parts_(std::move(parts)) {
+    std::vector<SampleToken> attended;
+    for (const SamplePart& part : parts_) {
+      if (part.kind != SamplePart::Kind::kUnread) {
+        attended.insert(attended.end(), part.tokens.begin(), part.tokens.end());
+      }
+    }
+    answer_ = Mean(attended, lse_);
+    Describe();
+  }
+
+  RowBoundArgs Args() const {
+    return {.lse = static_cast<double>(lse_),
+            .exact_mass = static_cast<double>(exact_mass_),
+            .forms = forms_,
+            .unread = unread_,
+            .rounding = {}};
+  }
+  std::vector<FormPart>& forms() { return forms_; }
+  std::vector<UnreadPage>& unread() { return unread_; }
+
+  // |answer - full attention| for the truth as it stands.
+  long double Error() const { return Norm(Difference()); }
+
+  // The share of full attention that unread tokens have.
+  long double UnreadShare() const {
+    long double all = 0;
+    long double unread = 0;
+    for (const SamplePart& part : parts_) {
+      for (const SampleToken& token : part.tokens) {
+        const long double mass = std::exp(token.true_logit - lse_);
+        all += mass;
+        if (part.kind == SamplePart::Kind::kUnread) unread += mass;
+      }
+    }
+    return unread / all;
+  }
+
+  // A truth within what is promised.
+  void DrawTruth(std::mt19937_64& random) {
+    std::uniform_real_distribution<double> uniform(-1, 1);
+    for (SamplePart& part : parts_) {
+      for (SampleToken& token : part.tokens) {
+        Vector direction(answer_.size());
+        for (long double& element : direction) element = uniform(random);
+        token.true_logit = token.logit + part.logit_error * uniform(random);
+        PlaceValue(part, token, direction, std::fabs(uniform(random)));
+      }
+    }
+  }
+
+  // The worst truth that steps from the present one lead to: whatever draws the difference further
+  // along its own direction.
+  void WorsenTruth(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      const Vector direction = Difference();
+      const long double error = Norm(direction);
+      if (error == 0) return;
+      for (SamplePart& part : parts_) {
+        for (SampleToken& token : part.tokens) {
+          PlaceValue(part, token, direction, 1);
+          const long double pull = Dot(Minus(token.true_value, answer_), direction) / error;
+          token.true_logit = token.logit + (pull > error ? 1 : -1) * part.logit_error;
+        }
+      }
+    }
+  }
+
+ private:
+  using Kind = SamplePart::Kind;
+
+  static Vector Mean(const std::vector<SampleToken>& tokens, long double& lse) {
+    long double mass = 0;
+    Vector mean(tokens[0].value.size());
+    for (const SampleToken& token : tokens) {
+      mass += std::exp(token.logit);
+      for (size_t d = 0; d < mean.size(); ++d) mean[d] += std::exp(token.logit) * token.value[d];
+    }
+    for (long double& element : mean) element /= mass;
+    lse = std::log(mass);
+    return mean;
+  }
+
+  void PlaceValue(const SamplePart& part, SampleToken& token, const Vector& direction,
+                  long double share) const {
+    const long double length = Norm(direction);
+    token.true_value = part.kind == Kind::kUnread ? answer_ : token.value;
+    if (length == 0) return;
+    for (size_t d = 0; d < answer_.size(); ++d) {
+      token.true_value[d] += share * part.value_error * direction[d] / length;
+    }
+  }
+
+  Vector Difference() const {
+    Vector sum(answer_.size());
+    long double mass = 0;
+    for (const SamplePart& part : parts_) {
+      for (const SampleToken& token : part.tokens) {
+        const long double weight = std::exp(token.true_logit - lse_);
+        mass += weight;
+        for (size_t d = 0; d < sum.size(); ++d) {
+          sum[d] += weight * (token.true_value[d] - answer_[d]);
+        }
+      }
+    }
+    for (long double& element : sum) element /= mass;
+    return sum;
+  }
+
+  void Describe() {
+    for (SamplePart& part : parts_) {
+      long double lse = 0;
+      const Vector mean = Mean(part.tokens, lse);
+      const long double mass = std::exp(lse - lse_);
+      for (SampleToken& token : part.tokens) {
+        token.true_logit = token.logit;
+        PlaceValue(part, token, Minus(mean, mean), 0);
+      }
+      if (part.kind == Kind::kExact) exact_mass_ += mass;
+      if (part.kind == Kind::kUnread) {
+        unread_.push_back({.mass_low = static_cast<double>(lse - part.logit_error),
+                           .mass_high = static_cast<double>(lse + part.logit_error),
+                           .distance = static_cast<double>(part.value_error)});
+      }
+      if (part.kind == Kind::kForm) {
+        long double squares = 0;
+        for (const SampleToken& token : part.tokens) {
+          const Vector off = Minus(token.value, mean);
+          squares += std::exp(token.logit - lse) * Dot(off, off);
+        }
+        forms_.push_back({.mass = static_cast<double>(mass),
+                          .distance = static_cast<double>(Norm(Minus(mean, answer_))),
+                          .spread = static_cast<double>(std::sqrt(squares)),
+                          .logit_error = static_cast<double>(part.logit_error),
+                          .value_error = static_cast<double>(part.value_error)});
+      }
+    }
+  }
+
+  std::vector<SamplePart> parts_;
+  Vector answer_;
+  long double lse_ = 0;
+  long double exact_mass_ = 0;
+  std::vector<FormPart> forms_;
+  std::vector<UnreadPage> unread_;
+};
+
+// Of 1 to 4 channels, up to 10 parts of each kind, from almost nothing open to almost everything.
+// An answer has something attended.
+inline SampleRow RandomRow(std::mt19937_64& random) {
+  std::normal_distribution<double> normal;
+  const auto below = [&](size_t end) { return random() % end; };
+  const size_t dim = 1 + below(4);
+  const double sharpness = std::exp(normal(random));
+  const double openness = std::exp(2 * normal(random) - 2);
+  const auto part = [&](SamplePart::Kind kind) {
+    SamplePart made{.kind = kind};
+    const bool is_open = kind != SamplePart::Kind::kExact;
+    if (is_open) made.logit_error = openness * std::fabs(normal(random));
+    if (is_open)
+      made.value_error =
+          (kind == SamplePart::Kind::kForm ? openness : 1) * std::fabs(normal(random));
+    const Vector centre(dim, below(3) == 0 ? 3 * normal(random) : 0);
+    for (size_t t = 0, tokens = 1 + below(6); t < tokens; ++t) {
+      SampleToken token{.logit = sharpness * normal(random), .value = centre};
+      for (long double& element : token.value) element += normal(random);
+      made.tokens.push_back(token);
+    }
+    return made;
+  };
+  std::vector<SamplePart> parts;
+  for (size_t i = 0, count = below(4); i < count; ++i)
+    parts.push_back(part(SamplePart::Kind::kExact));
+  for (size_t i = 0, count = below(10); i < count; ++i)
+    parts.push_back(part(SamplePart::Kind::kForm));
+  for (size_t i = 0, count = below(10); i < count; ++i)
+    parts.push_back(part(SamplePart::Kind::kUnread));
+  parts.push_back(part(SamplePart::Kind::kForm));
+  return SampleRow(std::move(parts));
+}
+
+}  // namespace ebbtide::service
