@@ -32,6 +32,7 @@ namespace ebbtide {
     }                                                         \
   } while (false)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): names and declarations take none.
 #define EBBTIDE_CONCAT_INNER(a, b) a##b
 #define EBBTIDE_CONCAT(a, b) EBBTIDE_CONCAT_INNER(a, b)
 #define EBBTIDE_ASSIGN_OR_RETURN(declaration, expression) \
@@ -42,3 +43,4 @@ namespace ebbtide {
     return std::move(name).status();                                  \
   }                                                                   \
   declaration = *std::move(name)
+// NOLINTEND(bugprone-macro-parentheses): back to the rule.
