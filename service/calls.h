@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What workers ask and what they are told, as plain values: the words between service/rpc, which
-// knows protobuf, and the rest of the service, which does not. Spans borrow for the length of a call.
+// knows protobuf, and the rest of the service, which does not. Spans borrow for the length of a
+// call.
 
 #pragma once
 
@@ -33,15 +34,15 @@ enum class Phase : uint8_t { kPrefill = 1, kDecode = 2 };
 enum class TierName : uint8_t { kDevice = 1, kHost = 2, kRocksdb = 3 };
 
 struct OpenArgs {
-  std::string sequence;
-  std::string model;
-  std::string policy;                 // Text forms; empty: the default.
-  std::string prefill;
-  std::string recall;
+  std::string sequence = {};
+  std::string model = {};
+  std::string policy = {};  // Text forms; empty: the default.
+  std::string prefill = {};
+  std::string recall = {};
   uint32_t budget_tokens = 0;
-  bool sends_queries = true;          // Attend for each token.
-  uint32_t chunk_tokens = 0;          // Most tokens per call; 0: kChunkTokensMax.
-  absl::Duration idle_timeout;        // Zero: the server's default.
+  bool sends_queries = true;                           // Attend for each token.
+  uint32_t chunk_tokens = 0;                           // Most tokens per call; 0: kChunkTokensMax.
+  absl::Duration idle_timeout = absl::ZeroDuration();  // Zero: the server's default.
   friend bool operator==(const OpenArgs&, const OpenArgs&) = default;
 };
 
@@ -62,10 +63,10 @@ struct OpenAnswer {
 struct StepItem {
   std::string_view sequence;
   uint64_t first_index = 0;
-  std::optional<TensorView> q;
-  std::optional<TensorView> k;
-  std::optional<TensorView> v;
-  std::span<const int64_t> positions;  // [m]; empty: the indices
+  std::optional<TensorView> q = {};
+  std::optional<TensorView> k = {};
+  std::optional<TensorView> v = {};
+  std::span<const int64_t> positions = {};  // [m]; empty: the indices
   gpu::Dtype output_dtype = gpu::Dtype::kF32;
   bool require_met = false;
 };
@@ -85,10 +86,10 @@ struct TouchedRung {
 };
 
 struct Certificate {
-  std::vector<float> mass_bound;   // [m, query_heads]
-  std::vector<float> error_bound;  // [m, query_heads]
-  std::vector<uint8_t> met;        // [m]
-  std::string_view not_met_reason; // Static; "" where every token is met.
+  std::vector<float> mass_bound;    // [m, query_heads]
+  std::vector<float> error_bound;   // [m, query_heads]
+  std::vector<uint8_t> met;         // [m]
+  std::string_view not_met_reason;  // Static; "" where every token is met.
 };
 
 struct StepAnswer {
@@ -178,8 +179,8 @@ struct TierReport {
   uint64_t corrupt_pages = 0;
   uint64_t digest_bytes = 0;
   bool degraded = false;
-  std::string degraded_why;
-  std::string place;
+  std::string degraded_why = {};
+  std::string place = {};
 };
 
 using CountByReason = std::map<std::string, uint64_t>;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything a caller can do, over the parts that do it: service/rpc translates to these methods and
-// knows nothing behind them. Tests call them without a wire.
+// Everything a caller can do, over the parts that do it: service/rpc translates to these methods
+// and knows nothing behind them. Tests call them without a wire.
 
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,15 +17,13 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
-#include "gpu/backend.h"
 #include "service/calls.h"
-#include "storage/host/host_tier.h"
+#include "storage/byte_budget.h"
 #include "storage/tier.h"
 
 namespace ebbtide::service {
 
 struct EngineOptions {
-  uint64_t device_budget_bytes = 0;
   std::string default_recall = "bounded(0.02)";
   absl::Duration idle_timeout = absl::Minutes(10);
 };
@@ -31,11 +31,22 @@ struct EngineOptions {
 // What an engine stands on. Borrowed; must outlive it.
 struct EngineParts {
   Clock& clock;
-  Executor& carriers;            // Seals, moves and the idle sweep run here.
-  gpu::Backend& backend;
-  storage::Tier& host;           // The host tier, perhaps behind a decorator.
-  storage::HostTier& host_memory;  // Its ledger, for what lies outside the arena.
-  storage::Tier* rocksdb;        // Null: no tier below host.
+  Executor& carriers;         // Seals and moves run here.
+  ParallelFor& parallel;      // Kernels run here.
+  std::string device_place;   // What kind of memory the pool is, for people.
+  std::span<std::byte> pool;  // The device pool, zeroed.
+  storage::Tier& host;
+  storage::ByteBudget& host_budget;  // The host tier's, which metadata and staging share.
+  storage::Tier* rocksdb = nullptr;  // Null: no tier below host.
+  std::string rocksdb_place;         // Its folder.
+};
+
+struct ReadPagesArgs {
+  std::string_view sequence;
+  uint32_t layer = 0;
+  uint32_t kv_head = 0;
+  uint64_t first_page = 0;
+  uint64_t page_count = 0;  // 0: to the end.
 };
 
 // Thread-safe.
@@ -52,9 +63,7 @@ class Engine {
   // One answer per item, in order. Attends where an item has q, appends where it has k and v.
   virtual std::vector<StepAnswer> Step(const StepCall& call, std::span<const StepItem> items) = 0;
 
-  virtual absl::StatusOr<std::vector<PageBytes>> ReadPages(std::string_view sequence, uint32_t layer,
-                                                           uint32_t kv_head, uint64_t first_page,
-                                                           uint64_t page_count) = 0;
+  virtual absl::StatusOr<std::vector<PageBytes>> ReadPages(const ReadPagesArgs& args) = 0;
   virtual absl::StatusOr<uint64_t> Truncate(std::string_view sequence, uint64_t length) = 0;
   virtual absl::Status CloseSequence(std::string_view sequence) = 0;
 
@@ -66,7 +75,10 @@ class Engine {
   // Closes sequences idle past their time-out; called now and then.
   virtual void CloseIdle() = 0;
   // Waits until everything complete is sealed and tiers are within their watermarks, or `deadline`.
-  virtual void Settle(absl::Duration deadline) = 0;
+  // Returns whether everything is.
+  virtual bool Settle(absl::Duration deadline) = 0;
+  // Stops the process where the model contradicts itself.
+  virtual void CheckInvariants() = 0;
 };
 
 }  // namespace ebbtide::service

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Errors that a worker can act on: a code for what to do next, a stable reason for programs, a message
-// for people. docs/errors.md lists the reasons.
+// Errors that a worker can act on: a code for what to do next, a stable reason for programs, a
+// message for people. docs/errors.md lists the reasons.
 
 #pragma once
 
@@ -12,7 +12,8 @@
 
 namespace ebbtide::service {
 
-// An error with its reason attached, e.g. Refuse(kNotFound, "SEQUENCE_UNKNOWN", "no sequence \"a\"; …").
+// An error with its reason attached, e.g. Refuse(kNotFound, "SEQUENCE_UNKNOWN", "no sequence \"a\";
+// …").
 absl::Status Refuse(absl::StatusCode code, std::string_view reason, std::string_view message);
 
 // The reason of an error made by Refuse, else "".

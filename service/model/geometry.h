@@ -17,7 +17,7 @@ namespace ebbtide::service {
 
 inline constexpr int kLayersMax = 1024;
 inline constexpr int kKvHeadsMax = 1024;
-inline constexpr int kChunkTokensMax = 512;     // Tokens per item of a call.
+inline constexpr int kChunkTokensMax = 512;         // Tokens per item of a call.
 inline constexpr int kSequenceTokensMax = 1 << 24;  // Indices are int32; 16 Mi tokens leave room.
 
 struct Geometry {
@@ -40,6 +40,7 @@ struct Geometry {
 };
 
 // XXH3 of everything that must agree before one model's bytes may be read as another's.
-uint64_t ModelFingerprint(std::string_view name, std::string_view weights, const Geometry& geometry);
+uint64_t ModelFingerprint(std::string_view name, std::string_view weights,
+                          const Geometry& geometry);
 
 }  // namespace ebbtide::service

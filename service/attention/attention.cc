@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "gpu/element.h"
+#include "gpu/kernels/append.h"
+#include "gpu/kernels/codes.h"
+#include "gpu/kernels/digest.h"
+#include "gpu/kernels/gather.h"
+#include "service/attention/check_item.h"
+#include "service/attention/recall.h"
+#include "service/reason.h"
+
+namespace ebbtide::service {
+namespace {
+
+// Logits kept for scores at once: 16 MiB in f32.
+constexpr int64_t kSpillMax = 4 << 20;
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+struct Attention::Work {
+  const StepCall& call;
+  const StepItem& item;
+  const Geometry& geometry;
+  int32_t tokens = 0;  // Of the item.
+  CallDigest digest;
+  Ticket ticket;
+  RecallSpec recall;
+  std::vector<std::vector<int32_t>> slots;  // [kv_heads] of the new tokens
+  std::vector<std::vector<float>> queries;  // [kv_heads][group, tokens, head_dim]
+  std::vector<int32_t> query_index;         // [tokens]
+  StepAnswer answer;
+
+  OpenedSequence& sequence() const { return *ticket.sequence; }
+  LaneMemory& memory(int head) const {
+    return sequence().memory[static_cast<size_t>(ticket.layer * geometry.kv_heads + head)];
+  }
+  const Lane& lane(int head) const { return sequence().facts.lane(ticket.layer, head); }
+};
+
+StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
+  StepAnswer refused;
+  const auto refuse = [&](absl::Status status) {
+    cache_.Count([&](Stats& stats) { ++stats.refused[ReasonOf(status)]; });
+    refused.status = std::move(status);
+    return refused;
+  };
+  const absl::StatusOr<SequenceRef> found = cache_.Find(item.sequence);
+  if (!found.ok()) return refuse(found.status());
+  if (absl::Status status = CheckItem(**found, call, item); !status.ok())
+    return refuse(std::move(status));
+
+  const CallDigest digest = DigestOf(item);
+  const int32_t tokens = TokensOf(item);
+  Lengths lengths;
+  absl::StatusOr<Ticket> ticket = cache_.Begin({.sequence = item.sequence,
+                                                .layer = call.layer,
+                                                .first_index = item.first_index,
+                                                .queries = item.q.has_value() ? tokens : 0,
+                                                .tokens = item.k.has_value() ? tokens : 0,
+                                                .digest = digest},
+                                               &lengths);
+  refused.length = lengths.length;
+  refused.committed = lengths.committed;
+  if (!ticket.ok()) return refuse(ticket.status());
+
+  Work work{.call = call,
+            .item = item,
+            .geometry = ticket->sequence->model->geometry,
+            .tokens = tokens,
+            .digest = digest,
+            .ticket = *std::move(ticket),
+            .recall = {},
+            .slots = {},
+            .queries = {},
+            .query_index = {},
+            .answer = {}};
+  if (absl::Status status = TakeSlots(work); !status.ok()) {
+    cache_.Abandon(work.ticket);
+    return refuse(std::move(status));
+  }
+  AppendTokens(work);
+  if (item.q.has_value()) Answer(work);
+
+  const bool was_observed = item.q.has_value() && !work.ticket.replayed;
+  const int32_t observed_end = was_observed ? work.ticket.first_index + tokens : 0;
+  if (cache_.Finish(work.ticket, digest, observed_end, &lengths)) mover_.Kick();
+  work.answer.length = lengths.length;
+  work.answer.committed = lengths.committed;
+  work.answer.replayed = work.ticket.replayed;
+  return std::move(work.answer);
+}
+
+// The fixed point: who leaves is decided by the latest scores, then the new tokens take slots.
+absl::Status Attention::TakeSlots(Work& work) {
+  if (work.ticket.replayed) return absl::OkStatus();
+  const auto heads = static_cast<size_t>(work.geometry.kv_heads);
+  std::vector<std::vector<int32_t>> victims(heads);
+  parallel_.Run(static_cast<int>(heads), [&](int head) {
+    LaneMemory& memory = work.memory(head);
+    const Lane& lane = work.lane(head);
+    if (lane.resident() <= work.sequence().budget_tokens) return;
+    const std::vector<gpu::Extent> extents = FrameExtents(memory, lane.slot_index());
+    victims[static_cast<size_t>(head)] = ChooseVictims(work.sequence().policy,
+                                                       {.scale = work.geometry.scale,
+                                                        .group = work.geometry.group(),
+                                                        .extents = extents,
+                                                        .slot_index = lane.slot_index()},
+                                                       {.budget = work.sequence().budget_tokens,
+                                                        .length = work.ticket.length,
+                                                        .candidate_end = work.ticket.candidate_end},
+                                                       memory);
+  });
+  return PlaceBeforeDeadline(work, victims);
+}
+
+absl::Status Attention::PlaceBeforeDeadline(Work& work,
+                                            std::span<const std::vector<int32_t>> victims) {
+  const Cache::Need need = cache_.NeedOf(work.ticket);
+  EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(need.metadata_bytes, work.call.deadline));
+  const Model& model = *work.sequence().model;
+  const uint64_t record_bytes = model.geometry.record(model.fingerprint).record_bytes();
+  for (;;) {
+    const absl::Duration now = clock_.SinceStart();
+    // Slots come free as seals are confirmed; between tries the carriers are reminded of them.
+    const absl::Duration until = std::min(work.call.deadline, now + absl::Milliseconds(50));
+    const absl::Status status = cache_.Place(
+        work.ticket,
+        {.victims = victims,
+         .positions = work.item.positions,
+         .need = need,
+         .lower_capacity_bytes = mover_.CapacityBytes(record_bytes, cache_.metadata_bytes()),
+         .deadline = until},
+        &work.slots);
+    if (status.ok()) return status;
+    if (ReasonOf(status) != "DEVICE_FULL" || clock_.SinceStart() >= work.call.deadline) {
+      mover_.ReleaseHost(need.metadata_bytes);
+      return status;
+    }
+    mover_.Kick();
+  }
+}
+
+void Attention::AppendTokens(Work& work) {
+  if (work.ticket.tokens == 0) return;
+  const auto heads = static_cast<size_t>(work.geometry.kv_heads);
+  const size_t row_bytes = work.geometry.page_shape().row_bytes();
+  const auto tokens = static_cast<size_t>(work.ticket.tokens);
+  parallel_.Run(static_cast<int>(heads), [&](int head) {
+    LaneMemory& memory = work.memory(head);
+    std::vector<std::byte*> keys;
+    std::vector<std::byte*> values;
+    for (const int32_t slot : work.slots[static_cast<size_t>(head)]) {
+      keys.push_back(memory.key_slot(slot));
+      values.push_back(memory.value_slot(slot));
+    }
+    std::vector<float> key_norm(tokens);
+    std::vector<float> value_norm(tokens);
+    gpu::AppendCpu({.dtype = work.geometry.dtype,
+                    .head_dim = work.geometry.head_dim,
+                    .tokens = work.ticket.tokens,
+                    .key = work.item.k->bytes.data() + static_cast<size_t>(head) * row_bytes,
+                    .value = work.item.v->bytes.data() + static_cast<size_t>(head) * row_bytes,
+                    .stride = heads * row_bytes,
+                    .key_slot = keys,
+                    .value_slot = values,
+                    .key_norm = key_norm,
+                    .value_norm = value_norm});
+    memory.NoteTokens(key_norm, value_norm, work.sequence().policy.scorer->wants_logits());
+    memory.DigestCompletePages(work.lane(head));
+  });
+}
+
+void Attention::Answer(Work& work) {
+  work.recall = work.sequence().recall;
+  if (work.call.phase == Phase::kPrefill) {
+    const bool is_exact = work.sequence().prefill.mode == PrefillMode::kExact;
+    work.recall = {.mode = is_exact ? RecallMode::kExact : RecallMode::kOff};
+  }
+  work.queries = QueriesByLane(work.geometry, *work.item.q);
+  work.query_index.resize(static_cast<size_t>(work.tokens));
+  std::iota(work.query_index.begin(), work.query_index.end(), work.ticket.first_index);
+
+  const auto heads = static_cast<size_t>(work.geometry.query_heads);
+  const auto tokens = static_cast<size_t>(work.tokens);
+  StepAnswer& answer = work.answer;
+  answer.output.resize(tokens * heads * static_cast<size_t>(work.geometry.head_dim) *
+                       gpu::DtypeBytes(work.item.output_dtype));
+  answer.lse.resize(tokens * heads);
+  answer.certificate.mass_bound.resize(tokens * heads);
+  answer.certificate.error_bound.resize(tokens * heads);
+  answer.certificate.met.resize(tokens);
+
+  // Logits are kept only where scores want them, and then for a few queries at a time.
+  int32_t tile = work.tokens;
+  if (work.sequence().policy.scorer->wants_logits()) {
+    const int64_t row = static_cast<int64_t>(work.geometry.group()) *
+                        (work.lane(0).length() + work.lane(0).slots());
+    tile = static_cast<int32_t>(std::clamp<int64_t>(kSpillMax / row, 1, work.tokens));
+  }
+  for (int32_t first = 0; first < work.tokens; first += tile) {
+    AnswerTile(work, first, std::min(tile, work.tokens - first));
+  }
+  if (work.call.phase == Phase::kDecode) {
+    const uint64_t not_met = static_cast<uint64_t>(std::ranges::count(answer.certificate.met, 0));
+    const bool has_target = work.recall.mode != RecallMode::kOff;
+    cache_.Count([&](Stats& stats) {
+      stats.answers += tokens;
+      if (!has_target) return;
+      stats.answers_with_target += tokens;
+      if (not_met > 0)
+        stats.answers_not_met[std::string(answer.certificate.not_met_reason)] += not_met;
+    });
+    if (work.item.require_met && not_met > 0) {
+      answer.status =
+          Refuse(absl::StatusCode::kUnavailable, "NOT_MET",
+                 absl::StrCat("sequence \"", std::string(work.item.sequence), "\", layer ",
+                              work.call.layer, ": ", not_met, " of ", tokens,
+                              " tokens are not within recall ", RecallText(work.recall), " (",
+                              std::string(answer.certificate.not_met_reason),
+                              "); the tokens stay appended; ask again, or without require_met"));
+    }
+  }
+}
+
+void Attention::AnswerTile(Work& work, int32_t first_query, int32_t queries) {
+  const Geometry& geometry = work.geometry;
+  const auto head_dim = static_cast<size_t>(geometry.head_dim);
+  const auto group = static_cast<size_t>(geometry.group());
+  const bool observes = !work.ticket.replayed;
+  const std::span<const int32_t> index =
+      std::span(work.query_index)
+          .subspan(static_cast<size_t>(first_query), static_cast<size_t>(queries));
+
+  std::vector<std::vector<float>> query(static_cast<size_t>(geometry.kv_heads));
+  std::vector<LaneAnswer> lanes;
+  lanes.reserve(query.size());
+  LaneQuery tile;
+  for (int head = 0; head < geometry.kv_heads; ++head) {
+    std::vector<float>& rows = query[static_cast<size_t>(head)];
+    const std::vector<float>& all = work.queries[static_cast<size_t>(head)];
+    for (size_t g = 0; g < group; ++g) {
+      const auto begin =
+          all.begin() +
+          static_cast<ptrdiff_t>(
+              (g * static_cast<size_t>(work.tokens) + static_cast<size_t>(first_query)) * head_dim);
+      rows.insert(rows.end(), begin,
+                  begin + static_cast<ptrdiff_t>(static_cast<size_t>(queries) * head_dim));
+    }
+    tile = {.head_dim = geometry.head_dim,
+            .group = geometry.group(),
+            .queries = queries,
+            .scale = geometry.scale,
+            .keeps_logits = observes && work.sequence().policy.scorer->wants_logits(),
+            .needs_bounds = work.recall.mode != RecallMode::kExact,
+            .query = rows,
+            .query_index = index};
+    lanes.emplace_back(tile, work.lane(head), work.memory(head));
+  }
+  parallel_.Run(geometry.kv_heads,
+                [&](int head) { lanes[static_cast<size_t>(head)].AttendResident(); });
+
+  PageSource source(cache_, tiers_, staging_, work.ticket.sequence, work.ticket.layer);
+  RecallResult result = Recall(
+      work.recall, lanes,
+      {.source = source, .parallel = parallel_, .clock = clock_, .deadline = work.call.deadline});
+  for (const LaneAnswer& lane : lanes) work.answer.absent_pages += lane.pages().size();
+  for (TouchedRung& touched : result.touched) work.answer.touched.push_back(touched);
+  WriteTile(work, lanes, first_query, result.stopped_by);
+  if (observes) Observe(work, lanes, tile, first_query);
+}
+
+void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
+                          std::string_view stopped_by) {
+  const auto group = static_cast<size_t>(work.geometry.group());
+  const auto heads = static_cast<size_t>(work.geometry.query_heads);
+  const auto head_dim = static_cast<size_t>(work.geometry.head_dim);
+  const int queries = lanes.front().queries();
+  Certificate& certificate = work.answer.certificate;
+  const size_t element = gpu::DtypeBytes(work.item.output_dtype);
+  parallel_.Run(static_cast<int>(lanes.size()), [&](int l) {
+    const LaneAnswer& lane = lanes[static_cast<size_t>(l)];
+    for (size_t row = 0; row < static_cast<size_t>(lane.rows()); ++row) {
+      const size_t m = static_cast<size_t>(first_query) + row % static_cast<size_t>(queries);
+      const size_t at =
+          m * heads + static_cast<size_t>(l) * group + row / static_cast<size_t>(queries);
+      const RowBound bound = lane.Bound(static_cast<int>(row));
+      double rounding = 0;
+      std::byte* out = work.answer.output.data() + at * head_dim * element;
+      for (size_t d = 0; d < head_dim; ++d) {
+        const float x = lane.output(static_cast<int>(row))[d];
+        if (work.item.output_dtype == gpu::Dtype::kF32) {
+          std::memcpy(out + d * 4, &x, 4);
+          continue;
+        }
+        const uint16_t half = gpu::FloatToHalf(x);
+        std::memcpy(out + d * 2, &half, 2);
+        const double off = static_cast<double>(gpu::HalfToFloat(half)) - x;
+        rounding += off * off;
+      }
+      work.answer.lse[at] = lane.lse()[row];
+      certificate.error_bound[at] =
+          static_cast<float>((bound.error + std::sqrt(rounding)) * (1 + 1e-6));
+      certificate.mass_bound[at] = bound.mass;
+    }
+  });
+  for (int m = 0; m < queries; ++m) {
+    const auto token = static_cast<size_t>(first_query + m);
+    bool is_met = true;
+    if (work.recall.mode == RecallMode::kBounded || work.recall.mode == RecallMode::kEstimated) {
+      is_met = TokenIsMet(lanes, m, work.recall.tau);
+    } else {
+      for (const LaneAnswer& lane : lanes) {
+        is_met = is_met && std::ranges::all_of(lane.pages(), [](const AbsentPage& page) {
+                   return page.rung == Rung::kExact;
+                 });
+      }
+    }
+    certificate.met[token] = is_met ? 1 : 0;
+    if (is_met) continue;
+    certificate.not_met_reason = !stopped_by.empty()                          ? stopped_by
+                                 : work.recall.mode == RecallMode::kOff       ? "RECALL_OFF"
+                                 : work.recall.mode == RecallMode::kEstimated ? "ESTIMATED"
+                                                                              : "ARITHMETIC";
+  }
+}
+
+void Attention::Observe(Work& work, std::span<const LaneAnswer> lanes, const LaneQuery& tile,
+                        int32_t first_query) {
+  const std::span<const int32_t> index =
+      std::span(work.query_index)
+          .subspan(static_cast<size_t>(first_query), static_cast<size_t>(tile.queries));
+  if (index.back() < work.ticket.observed_end) return;
+  const bool is_last = first_query + tile.queries == work.tokens;
+  parallel_.Run(static_cast<int>(lanes.size()), [&](int l) {
+    const LaneAnswer& lane = lanes[static_cast<size_t>(l)];
+    std::vector<float> lse(lane.lse().begin(), lane.lse().end());
+    for (size_t row = 0; row < lse.size(); ++row) {
+      if (index[row % index.size()] < work.ticket.observed_end)
+        lse[row] = kNothing;  // Seen before.
+    }
+    const std::vector<AttendedPart> parts = lane.Parts();
+    work.sequence().policy.scorer->Observe(
+        {.group = tile.group,
+         .queries = tile.queries,
+         .query = lane.query(),
+         .query_index = index,
+         .parts = parts,
+         .lse = lse,
+         .ends_prefill_call = is_last && work.call.phase == Phase::kPrefill},
+        work.memory(l));
+  });
+}
+
+}  // namespace ebbtide::service

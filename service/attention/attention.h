@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes one answer: checks what a worker sent, takes the layer, lets victims go, appends, attends,
+// recalls, certifies, scores, and commits. Tested by tests/unit/service/engine_test.cc and
+// tests/simulation/.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "base/clock.h"
+#include "base/executor.h"
+#include "service/attention/lane_answer.h"
+#include "service/cache.h"
+#include "service/calls.h"
+#include "service/movement/mover.h"
+#include "service/movement/page_source.h"
+
+namespace ebbtide::service {
+
+// Thread-safe.
+class Attention {
+ public:
+  Attention(Cache& cache, Mover& mover, Staging& staging, const LowerTiers& tiers, Clock& clock,
+            ParallelFor& parallel)
+      : cache_(cache),
+        mover_(mover),
+        staging_(staging),
+        tiers_(tiers),
+        clock_(clock),
+        parallel_(parallel) {}
+
+  StepAnswer Step(const StepCall& call, const StepItem& item);
+
+ private:
+  struct Work;  // One item under way.
+
+  absl::Status TakeSlots(Work& work);
+  absl::Status PlaceBeforeDeadline(Work& work, std::span<const std::vector<int32_t>> victims);
+  void AppendTokens(Work& work);
+  void Answer(Work& work);
+  void AnswerTile(Work& work, int32_t first_query, int32_t queries);
+  void WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
+                 std::string_view stopped_by);
+  void Observe(Work& work, std::span<const LaneAnswer> lanes, const LaneQuery& tile,
+               int32_t first_query);
+
+  Cache& cache_;
+  Mover& mover_;
+  Staging& staging_;
+  const LowerTiers tiers_;
+  Clock& clock_;
+  ParallelFor& parallel_;
+};
+
+}  // namespace ebbtide::service

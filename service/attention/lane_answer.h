@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One lane's part of an answer while it is being made: what is attended exactly, which absent pages
+// are attended in a low-bit form, and which are unread. Rows are [group, queries]. Knows arrays and
+// pages, no tiers. Tested by tests/unit/service/lane_answer_test.cc.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "gpu/extent.h"
+#include "gpu/shape.h"
+#include "service/attention/certificate.h"
+#include "service/model/lane.h"
+#include "service/policy/lane_memory.h"
+#include "service/policy/scorer.h"
+
+namespace ebbtide::service {
+
+// How much of an absent page the answer has read.
+enum class Rung : uint8_t { kDigest, kCoarse, kFine, kExact };
+
+struct AbsentPage {
+  int32_t page = 0;
+  int32_t absent = 0;         // Tokens of it that are not resident.
+  bool is_split = false;      // Some query may not see all of them.
+  bool is_lost = false;       // Its exact bytes can't be had now: it stays where it is.
+  bool is_code_lost = false;  // The same of a low-bit part.
+  Rung rung = Rung::kDigest;
+  std::vector<int32_t> index;  // [page_tokens] absent tokens, else gpu::kNoToken
+  // From the digest, [rows]:
+  std::vector<float> mass_low;  // log mass, proven
+  std::vector<float> mass_high;
+  std::vector<float> mass_guess;  // by experience
+  // In a low-bit form:
+  std::vector<float> output;       // [rows, head_dim]
+  std::vector<float> lse;          // [rows]
+  std::vector<float> spread;       // [rows] root mean square distance of its values from `output`
+  std::vector<float> logit_error;  // [rows] R, proven
+  std::vector<float> logits;       // [rows, page_tokens]; only where scores want them
+  float value_error = 0;           // rho, proven
+  std::vector<std::byte> coarse;   // Kept for the finer form.
+};
+
+struct LaneQuery {
+  int head_dim = 0;
+  int group = 1;
+  int queries = 1;
+  float scale = 0;
+  bool keeps_logits = false;             // Scores want the logits of everything attended.
+  bool needs_bounds = false;             // Something may be left unread.
+  std::span<const float> query;          // [group, queries, head_dim]
+  std::span<const int32_t> query_index;  // [queries] ascending
+  int rows() const { return group * queries; }
+};
+
+// Thread-compatible.
+class LaneAnswer {
+ public:
+  // `lane` and `memory` must not change meanwhile: the layer belongs to the call.
+  LaneAnswer(const LaneQuery& query, const Lane& lane, const LaneMemory& memory);
+
+  int rows() const { return query_.rows(); }
+  int queries() const { return query_.queries; }
+  std::span<const float> query() const { return query_.query; }
+  std::vector<AbsentPage>& pages() { return pages_; }
+  const std::vector<AbsentPage>& pages() const { return pages_; }
+
+  // Attends the working set, and draws each absent page's bounds from its digest. Call first.
+  void AttendResident();
+  // Attends a page in a low-bit form, in place of a lower rung of it. `part` is the coarse part, or
+  // the fine one of a page whose coarse form is attended.
+  void AttendForm(AbsentPage& page, Rung rung, std::span<const std::byte> part);
+  // Attends pages exactly; bytes[i] is pages[i] in the model's dtype.
+  void AttendExactly(std::span<AbsentPage* const> pages,
+                     std::span<const std::span<const std::byte>> bytes);
+
+  // The answer as it stands: output [rows, head_dim], lse [rows].
+  void Compose();
+  std::span<const float> output() const { return output_; }
+  std::span<const float> lse() const { return lse_; }
+  std::span<const float> output(int row) const {
+    return output().subspan(static_cast<size_t>(row) * head_dim(), head_dim());
+  }
+
+  // What the composed answer of `row` may be off by: proven, and by experience.
+  RowBound Bound(int row) const;
+  double Estimate(int row) const;
+  // What `page` adds to either, about.
+  double Contribution(const AbsentPage& page, int row, bool by_experience) const;
+
+  // What scorers may look at: everything attended.
+  std::vector<AttendedPart> Parts() const;
+
+ private:
+  struct Spill {
+    std::vector<int32_t> index;  // [slots]
+    std::vector<float> logits;   // [rows, slots]
+  };
+
+  size_t head_dim() const { return static_cast<size_t>(query_.head_dim); }
+  void FindAbsentPages();
+  void BoundFromDigests();
+  std::vector<float> ResidentLogitSums() const;
+  void Attend(std::span<const gpu::Extent> extents, gpu::Dtype dtype, std::span<float> output,
+              std::span<float> lse, std::span<float> logits) const;
+  void NoteForm(AbsentPage& page, std::span<const float> decoded, std::span<const float> logits);
+  double ValueDistance(const AbsentPage& page, int row) const;
+  double LogitNoise(const AbsentPage& page, int row) const;
+  double ShareOf(const AbsentPage& page, int row) const;
+  double DistanceOf(const AbsentPage& page, int row) const;
+  Rounding RoundingOf(int row) const;
+
+  const LaneQuery query_;
+  const Lane& lane_;
+  const LaneMemory& memory_;
+  std::vector<float> query_norm_;    // [rows]
+  std::vector<float> exact_output_;  // [rows, head_dim]
+  std::vector<float> exact_lse_;     // [rows]
+  int exact_parts_ = 0;              // Partial attentions merged into it.
+  int32_t exact_slots_ = 0;
+  Spill resident_;
+  std::vector<Spill> recalled_;
+  std::vector<AbsentPage> pages_;
+  std::vector<float> output_;
+  std::vector<float> lse_;
+};
+
+}  // namespace ebbtide::service

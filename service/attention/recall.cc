@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/attention/recall.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+namespace ebbtide::service {
+namespace {
+
+constexpr int kRoundsMax = 8;
+constexpr double kAim = 0.95;          // Of the target: a little slack spares a round.
+constexpr double kLeaveUnread = 0.25;  // Of the target: what unread pages may add up to.
+constexpr double kFineGain = 16;       // Four more bits divide a cell by so much.
+constexpr double kEstimateAim =
+    0.7;  // Of the target: the p99 of true errors stays below it (docs/decisions).
+
+struct Choice {
+  size_t lane = 0;
+  size_t page = 0;  // Number in the lane's pages().
+  Rung rung = Rung::kCoarse;
+};
+
+struct Doubt {
+  size_t lane = 0;
+  size_t page = 0;
+  double weight = 0;  // What the page adds to the token's error, about.
+};
+
+class Climb {
+ public:
+  Climb(std::span<LaneAnswer> lanes, const RecallTools& tools) : lanes_(lanes), tools_(tools) {}
+
+  void ReadEverything() {
+    std::vector<Choice> all;
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      for (size_t page = 0; page < lanes_[lane].pages().size(); ++page)
+        all.push_back({lane, page, Rung::kExact});
+    }
+    Read(all);
+    Compose();
+  }
+
+  void ReadUntilMet(double tau, bool by_experience) {
+    const double target = tau / (1 + tau);
+    Compose();
+    for (int round = 0; round < kRoundsMax; ++round) {
+      std::vector<Choice> choices = Choose(target, by_experience);
+      if (choices.empty()) return;
+      if (tools_.clock.SinceStart() >= tools_.deadline) {
+        stopped_by_ = "DEADLINE";
+        return;
+      }
+      Read(choices);
+      Compose();
+    }
+    ReadEverythingDoubtful(target, by_experience);
+  }
+
+  RecallResult Take() { return {.stopped_by = stopped_by_, .touched = std::move(touched_)}; }
+
+ private:
+  void Compose() {
+    tools_.parallel.Run(static_cast<int>(lanes_.size()),
+                        [this](int lane) { lanes_[static_cast<size_t>(lane)].Compose(); });
+  }
+
+  // The last resort: whatever still adds to a token that is not met is read exactly.
+  void ReadEverythingDoubtful(double target, bool by_experience) {
+    std::vector<Choice> choices = Choose(target, by_experience);
+    for (Choice& choice : choices) choice.rung = Rung::kExact;
+    Read(choices);
+    Compose();
+  }
+
+  // What to read next, for every token that is not met.
+  std::vector<Choice> Choose(double target, bool by_experience) {
+    std::vector<Choice> choices;
+    std::vector<std::vector<uint8_t>> is_chosen;
+    for (const LaneAnswer& lane : lanes_) is_chosen.emplace_back(lane.pages().size(), 0);
+    for (int m = 0; m < lanes_.front().queries(); ++m) {
+      for (const Choice& choice : ChooseFor(m, target, by_experience)) {
+        if (std::exchange(is_chosen[choice.lane][choice.page], 1) == 0) choices.push_back(choice);
+      }
+    }
+    return choices;
+  }
+
+  std::vector<Choice> ChooseFor(int m, double target, bool by_experience) const {
+    double error_squares = 0;
+    double output_squares = 0;
+    std::vector<std::vector<double>> errors(lanes_.size());
+    for (size_t l = 0; l < lanes_.size(); ++l) {
+      const LaneAnswer& lane = lanes_[l];
+      for (int row = m; row < lane.rows(); row += lane.queries()) {
+        const double error = by_experience ? lane.Estimate(row) : lane.Bound(row).error;
+        errors[l].push_back(error);
+        error_squares += error * error;
+        for (const float x : lane.output(row)) output_squares += static_cast<double>(x) * x;
+      }
+    }
+    const double limit = target * std::sqrt(output_squares) * (by_experience ? kEstimateAim : 1.0);
+    const double error = std::sqrt(error_squares);
+    if (error <= limit) return {};
+    return Split(DoubtsOf(m, errors, error, by_experience), limit, by_experience);
+  }
+
+  // Each page's part in the token's error: its part in each row, weighed by how much the row
+  // counts.
+  std::vector<Doubt> DoubtsOf(int m, const std::vector<std::vector<double>>& errors, double error,
+                              bool by_experience) const {
+    std::vector<Doubt> doubts;
+    for (size_t l = 0; l < lanes_.size(); ++l) {
+      const LaneAnswer& lane = lanes_[l];
+      for (size_t p = 0; p < lane.pages().size(); ++p) {
+        const AbsentPage& page = lane.pages()[p];
+        if (page.rung == Rung::kExact || page.is_lost) continue;
+        double weight = 0;
+        size_t head = 0;
+        for (int row = m; row < lane.rows(); row += lane.queries(), ++head) {
+          const double share = std::isfinite(error) ? errors[l][head] / error : 1.0;
+          weight += share * lane.Contribution(page, row, by_experience);
+        }
+        doubts.push_back({.lane = l, .page = p, .weight = weight});
+      }
+    }
+    std::ranges::sort(doubts, [](const Doubt& a, const Doubt& b) {
+      return std::tuple(-a.weight, a.lane, a.page) < std::tuple(-b.weight, b.lane, b.page);
+    });
+    return doubts;
+  }
+
+  // Unread pages go to the coarse form, but for those that together add little. Once none is left
+  // to read so, the forms that add most are read finer, as few as bring the error within the limit.
+  std::vector<Choice> Split(const std::vector<Doubt>& doubts, double limit,
+                            bool by_experience) const {
+    std::vector<Choice> choices;
+    double left = 0;
+    for (auto doubt = doubts.rbegin(); doubt != doubts.rend(); ++doubt) {
+      if (PageOf(*doubt).rung != Rung::kDigest) continue;
+      left += doubt->weight;
+      if (left > kLeaveUnread * limit)
+        choices.push_back({doubt->lane, doubt->page, FirstRung(*doubt)});
+    }
+    if (!choices.empty()) return choices;
+
+    const double power = by_experience ? 2 : 1;  // Independent errors add by their squares.
+    const double room = std::pow(std::max(kAim * limit - left, 0.1 * limit), power);
+    double rest = 0;
+    for (const Doubt& doubt : doubts) {
+      if (PageOf(doubt).rung != Rung::kDigest) rest += std::pow(doubt.weight, power);
+    }
+    for (const Doubt& doubt : doubts) {
+      if (rest <= room) break;
+      const Rung rung = PageOf(doubt).rung;
+      if (rung == Rung::kDigest) {
+        choices.push_back({doubt.lane, doubt.page, FirstRung(doubt)});
+        continue;
+      }
+      const double now = std::pow(doubt.weight, power);
+      const double finer = std::pow(doubt.weight / kFineGain, power);
+      const bool is_enough = rung == Rung::kCoarse && !PageOf(doubt).is_code_lost &&
+                             finer * static_cast<double>(doubts.size()) <= 4 * room;
+      choices.push_back({doubt.lane, doubt.page, is_enough ? Rung::kFine : Rung::kExact});
+      rest -= is_enough ? now - finer : now;
+    }
+    if (choices.empty() && !doubts.empty()) {
+      choices.push_back({doubts.front().lane, doubts.front().page, Rung::kExact});
+    }
+    return choices;
+  }
+
+  Rung FirstRung(const Doubt& doubt) const {
+    return PageOf(doubt).is_code_lost ? Rung::kExact : Rung::kCoarse;
+  }
+
+  const AbsentPage& PageOf(const Doubt& doubt) const {
+    return lanes_[doubt.lane].pages()[doubt.page];
+  }
+
+  // Reads the chosen rungs, a staging share at a time.
+  void Read(std::span<const Choice> choices) {
+    for (size_t first = 0; first < choices.size();) {
+      size_t end = first;
+      uint64_t bytes = 0;
+      while (end < choices.size() && (end == first || bytes < tools_.source.group_bytes())) {
+        bytes += tools_.source.bytes_of(PartOf(choices[end].rung));
+        ++end;
+      }
+      ReadGroup(choices.subspan(first, end - first));
+      first = end;
+    }
+  }
+
+  static storage::PagePart PartOf(Rung rung) {
+    return rung == Rung::kCoarse ? storage::PagePart::kCoarse
+           : rung == Rung::kFine ? storage::PagePart::kFine
+                                 : storage::PagePart::kExact;
+  }
+
+  void ReadGroup(std::span<const Choice> choices) {
+    std::vector<PageRequest> requests;
+    for (const Choice& choice : choices) {
+      requests.push_back({.kv_head = static_cast<int>(choice.lane),
+                          .page = lanes_[choice.lane].pages()[choice.page].page,
+                          .part = PartOf(choice.rung)});
+    }
+    tools_.source.Fetch(requests);
+
+    std::vector<std::vector<AbsentPage*>> exact(lanes_.size());
+    std::vector<std::vector<std::span<const std::byte>>> exact_bytes(lanes_.size());
+    std::vector<size_t> forms;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      AbsentPage& page = lanes_[choices[i].lane].pages()[choices[i].page];
+      if (!Note(requests[i], page)) continue;
+      if (requests[i].part == storage::PagePart::kExact) {
+        exact[choices[i].lane].push_back(&page);
+        exact_bytes[choices[i].lane].push_back(requests[i].bytes);
+      } else {
+        forms.push_back(i);
+      }
+    }
+    tools_.parallel.Run(static_cast<int>(forms.size()), [&](int f) {
+      const size_t i = forms[static_cast<size_t>(f)];
+      LaneAnswer& lane = lanes_[choices[i].lane];
+      lane.AttendForm(lane.pages()[choices[i].page], choices[i].rung, requests[i].bytes);
+    });
+    tools_.parallel.Run(static_cast<int>(lanes_.size()), [&](int l) {
+      const auto lane = static_cast<size_t>(l);
+      lanes_[lane].AttendExactly(exact[lane], exact_bytes[lane]);
+    });
+  }
+
+  // Counts what was read; a part that can't be had leaves its page to the next rung, or lost.
+  bool Note(const PageRequest& request, AbsentPage& page) {
+    if (request.state != FetchState::kOk) {
+      page.is_lost = request.part == storage::PagePart::kExact;
+      page.is_code_lost = true;
+      if (page.is_lost) {
+        stopped_by_ =
+            request.state == FetchState::kUnavailable ? "TIER_UNAVAILABLE" : "CORRUPT_PAGE";
+      }
+      return false;
+    }
+    const std::string_view rung =
+        RungName(request.part == storage::PagePart::kExact    ? Rung::kExact
+                 : request.part == storage::PagePart::kCoarse ? Rung::kCoarse
+                                                              : Rung::kFine);
+    auto found = std::ranges::find_if(touched_, [&](const TouchedRung& touched) {
+      return touched.rung == rung && touched.tier == request.tier;
+    });
+    if (found == touched_.end()) {
+      touched_.push_back({.rung = rung, .tier = request.tier});
+      found = std::prev(touched_.end());
+    }
+    ++found->pages;
+    found->bytes += request.bytes.size();
+    return true;
+  }
+
+  const std::span<LaneAnswer> lanes_;
+  const RecallTools& tools_;
+  std::string_view stopped_by_;
+  std::vector<TouchedRung> touched_;
+};
+
+}  // namespace
+
+std::string_view RungName(Rung rung) {
+  switch (rung) {
+    case Rung::kDigest:
+      return "digest";
+    case Rung::kCoarse:
+      return "coarse";
+    case Rung::kFine:
+      return "fine";
+    case Rung::kExact:
+      return "exact";
+  }
+  return "";
+}
+
+bool TokenIsMet(std::span<const LaneAnswer> lanes, int m, double tau) {
+  std::vector<float> errors;
+  std::vector<double> norms;
+  for (const LaneAnswer& lane : lanes) {
+    for (int row = m; row < lane.rows(); row += lane.queries()) {
+      errors.push_back(lane.Bound(row).error);
+      double squares = 0;
+      for (const float x : lane.output(row)) squares += static_cast<double>(x) * x;
+      norms.push_back(std::sqrt(squares));
+    }
+  }
+  return IsMet(errors, norms, tau);
+}
+
+RecallResult Recall(const RecallSpec& spec, std::span<LaneAnswer> lanes, const RecallTools& tools) {
+  Climb climb(lanes, tools);
+  switch (spec.mode) {
+    case RecallMode::kOff:
+      for (LaneAnswer& lane : lanes) lane.Compose();
+      break;
+    case RecallMode::kExact:
+      climb.ReadEverything();
+      break;
+    case RecallMode::kBounded:
+      climb.ReadUntilMet(spec.tau, false);
+      break;
+    case RecallMode::kEstimated:
+      climb.ReadUntilMet(spec.tau, true);
+      break;
+  }
+  return climb.Take();
+}
+
+}  // namespace ebbtide::service

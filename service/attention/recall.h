@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Climbs the ladder of an answer's absent pages until its target is met: digests first, then
+// low-bit forms, then exact bytes, each only where the one before leaves doubt. Decides and asks;
+// pages are fetched by service/movement. Tested by tests/unit/service/recall_test.cc.
+
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "base/executor.h"
+#include "service/attention/lane_answer.h"
+#include "service/calls.h"
+#include "service/movement/page_source.h"
+#include "service/policy/policy.h"
+
+namespace ebbtide::service {
+
+std::string_view RungName(Rung rung);  // "digest", "coarse", "fine", "exact"
+
+// What one step of one layer may use.
+struct RecallTools {
+  PageSource& source;
+  ParallelFor& parallel;
+  Clock& clock;
+  absl::Duration deadline;
+};
+
+struct RecallResult {
+  std::string_view stopped_by;  // Why the target could not be pursued further; "" where it was met.
+  std::vector<TouchedRung> touched;
+};
+
+// `lanes` are the kv heads of one layer, resident tokens attended. Leaves every lane composed.
+RecallResult Recall(const RecallSpec& spec, std::span<LaneAnswer> lanes, const RecallTools& tools);
+
+// Is token `m` of the composed answer within its target, by the certificate's own arithmetic?
+bool TokenIsMet(std::span<const LaneAnswer> lanes, int m, double tau);
+
+}  // namespace ebbtide::service

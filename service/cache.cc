@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "service/reason.h"
+#include "xxhash.h"
+
+namespace ebbtide::service {
+namespace {
+
+constexpr size_t kClosedMax = 1 << 20;  // Closed ids remembered: 8 bytes each.
+
+uint64_t HashOf(std::string_view name) {
+  return XXH3_64bits(name.data(), name.size());
+}
+
+absl::Status NoSuchSequence(std::string_view name) {
+  return Refuse(absl::StatusCode::kNotFound, "SEQUENCE_UNKNOWN",
+                absl::StrCat("no sequence \"", std::string(name), "\" is open; open it first"));
+}
+
+absl::Status InFlight(const Sequence& facts, std::string_view what) {
+  return Refuse(absl::StatusCode::kUnavailable, "CALL_IN_FLIGHT",
+                absl::StrCat("sequence \"", facts.args.sequence, "\": ", std::string(what),
+                             " while another call is not yet answered; retry after its answer"));
+}
+
+}  // namespace
+
+OpenedSequence::OpenedSequence(uint64_t number, const OpenArgs& args,
+                               std::shared_ptr<const Model> sequence_model,
+                               const ResolvedPolicy& resolved)
+    : facts(number, args, sequence_model), model(std::move(sequence_model)), policy(resolved) {}
+
+Cache::Cache(const CacheOptions& options, Clock& clock)
+    : options_(options), clock_(clock), pool_(options.device_budget_bytes) {}
+
+absl::StatusOr<Geometry> Cache::RegisterModel(std::string_view name, const Geometry& geometry,
+                                              std::string_view weights) {
+  EBBTIDE_RETURN_IF_ERROR(geometry.Validate());
+  const uint64_t fingerprint = ModelFingerprint(name, weights, geometry);
+  EBBTIDE_RETURN_IF_ERROR(geometry.record(fingerprint).Validate());
+
+  const absl::MutexLock lock(&mu_);
+  auto& model = models_[std::string(name)];
+  if (model == nullptr) {
+    model = std::make_shared<const Model>(Model{.name = std::string(name),
+                                                .weights_fingerprint = std::string(weights),
+                                                .geometry = geometry,
+                                                .fingerprint = fingerprint});
+  }
+  if (model->geometry != geometry || model->weights_fingerprint != weights) {
+    return Refuse(absl::StatusCode::kFailedPrecondition, "GEOMETRY_DIFFERS",
+                  absl::StrCat("model \"", std::string(name),
+                               "\" is registered with another geometry or weights ",
+                               "fingerprint; register this one under another name"));
+  }
+  return model->geometry;
+}
+
+absl::StatusOr<OpenAnswer> Cache::Open(const OpenArgs& args, std::byte* pool) {
+  const absl::MutexLock lock(&mu_);
+  if (const auto open = sequences_.find(args.sequence); open != sequences_.end()) {
+    Sequence& facts = open->second->facts;
+    if (facts.args != args) {
+      return Refuse(
+          absl::StatusCode::kFailedPrecondition, "SEQUENCE_DIFFERS",
+          absl::StrCat("sequence \"", args.sequence,
+                       "\" is open with other arguments; close it, or ", "use another name"));
+    }
+    facts.last_call = clock_.SinceStart();
+    facts.answer.length = static_cast<uint64_t>(facts.committed);
+    return facts.answer;
+  }
+  const auto model = models_.find(args.model);
+  if (model == models_.end()) {
+    return Refuse(
+        absl::StatusCode::kNotFound, "MODEL_UNKNOWN",
+        absl::StrCat("model \"", args.model, "\" is not registered; call RegisterModel first"));
+  }
+  const Geometry& geometry = model->second->geometry;
+  if (args.budget_tokens > static_cast<uint32_t>(kSequenceTokensMax) ||
+      args.chunk_tokens > kChunkTokensMax) {
+    return Refuse(
+        absl::StatusCode::kInvalidArgument, "BUDGET_TOO_LARGE",
+        absl::StrCat("budget of ", args.budget_tokens, " tokens (at most ", kSequenceTokensMax,
+                     ") with chunks of ", args.chunk_tokens, " (at most ", kChunkTokensMax, ")"));
+  }
+  const auto budget = static_cast<int32_t>(args.budget_tokens);
+  EBBTIDE_ASSIGN_OR_RETURN(
+      const ResolvedPolicy resolved,
+      ResolvePolicy(args.policy, args.sends_queries, budget, geometry.page_tokens));
+  EBBTIDE_ASSIGN_OR_RETURN(const PrefillSpec prefill, ParsePrefill(args.prefill));
+  EBBTIDE_ASSIGN_OR_RETURN(
+      const RecallSpec recall,
+      ParseRecall(args.recall.empty() ? options_.default_recall : args.recall));
+
+  auto sequence = std::make_shared<OpenedSequence>(next_number_++, args, model->second, resolved);
+  sequence->prefill = prefill;
+  sequence->recall = recall;
+  sequence->budget_tokens = budget;
+  sequence->chunk_tokens =
+      args.chunk_tokens == 0 ? kChunkTokensMax : static_cast<int32_t>(args.chunk_tokens);
+
+  // A lane holds its budget, one chunk, and a page whose tokens wait for their seal.
+  const int32_t page_tokens = geometry.page_tokens;
+  const int32_t frames = (budget + sequence->chunk_tokens + page_tokens - 1) / page_tokens + 1;
+  const uint64_t lane_bytes = static_cast<uint64_t>(frames) * geometry.page_shape().page_bytes();
+  const uint64_t bytes = lane_bytes * static_cast<uint64_t>(geometry.lanes());
+  const auto offset = pool_.Reserve(bytes);
+  if (!offset.has_value()) {
+    return Refuse(
+        absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
+        absl::StrCat("sequence \"", args.sequence, "\" needs ", bytes,
+                     " B of the device tier in one run (", geometry.lanes(), " lanes of ", frames,
+                     " frames); ", pool_.free_bytes(), " of ", pool_.budget_bytes(),
+                     " B are free, held by ", sequences_.size(),
+                     " sequences; close some, or ask for a smaller budget or chunk_tokens"));
+  }
+  Sequence& facts = sequence->facts;
+  facts.pool_offset = *offset;
+  facts.pool_bytes = bytes;
+  facts.last_call = clock_.SinceStart();
+  for (int lane = 0; lane < geometry.lanes(); ++lane) {
+    facts.lanes.emplace_back(page_tokens, frames * page_tokens);
+    LaneMemory& memory = sequence->memory.emplace_back();
+    memory.shape = geometry.page_shape();
+    memory.frames = pool + *offset + static_cast<uint64_t>(lane) * lane_bytes;
+  }
+  facts.answer = {.policy = PolicyText(resolved.spec),
+                  .why = resolved.why,
+                  .prefill = PrefillText(prefill),
+                  .recall = RecallText(recall),
+                  .budget_tokens = args.budget_tokens,
+                  .protected_tokens = static_cast<uint32_t>(resolved.protected_tokens),
+                  .chunk_tokens = static_cast<uint32_t>(sequence->chunk_tokens),
+                  .device_bytes = bytes,
+                  .length = 0,
+                  .idle_timeout = args.idle_timeout == absl::ZeroDuration() ? options_.idle_timeout
+                                                                            : args.idle_timeout};
+  OpenAnswer answer = facts.answer;
+  sequences_.emplace(args.sequence, std::move(sequence));
+  return answer;
+}
+
+absl::StatusOr<uint64_t> Cache::Truncate(std::string_view name, uint64_t length) {
+  const absl::MutexLock lock(&mu_);
+  EBBTIDE_ASSIGN_OR_RETURN(const SequenceRef sequence, FindLocked(name));
+  Sequence& facts = sequence->facts;
+  if (facts.any_in_flight()) return InFlight(facts, "truncated");
+  if (length > static_cast<uint64_t>(facts.longest)) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "LENGTH_BEYOND_END",
+                  absl::StrCat("sequence \"", std::string(name), "\": truncate to ", length,
+                               ", but it has ", facts.longest, " tokens"));
+  }
+  if (length < static_cast<uint64_t>(facts.sealable_end())) {
+    return Refuse(absl::StatusCode::kFailedPrecondition, "SEALED",
+                  absl::StrCat("sequence \"", std::string(name), "\": truncate to ", length,
+                               ", but the tokens before ", facts.sealable_end(),
+                               " are sealed; close it and prefill again"));
+  }
+  facts.last_call = clock_.SinceStart();
+  const auto new_length = static_cast<int32_t>(length);
+  if (new_length == facts.longest) return length;  // To the present length: a no-op.
+
+  uint64_t dropped = 0;
+  for (const Layer& layer : facts.layers) {
+    dropped += static_cast<uint64_t>(std::max(0, layer.length - new_length)) *
+               static_cast<uint64_t>(facts.geometry().kv_heads);
+  }
+  stats_.tokens_forgotten["TRUNCATED"] += dropped;
+  facts.Truncate(new_length);
+  const auto kept = static_cast<size_t>(new_length);
+  for (LaneMemory& memory : sequence->memory) {
+    if (memory.value_norm.size() > kept) memory.value_norm.resize(kept);
+    if (memory.score.size() > kept) memory.score.resize(kept);
+    if (memory.mass.size() > kept) memory.mass.resize(kept);
+    const size_t digests =
+        kept / static_cast<size_t>(memory.shape.tokens) * gpu::DigestBytes(memory.shape.head_dim);
+    if (memory.digests.size() > digests) memory.digests.resize(digests);
+  }
+  return length;
+}
+
+absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
+                                                          std::string_view reason) {
+  const absl::MutexLock lock(&mu_);
+  const auto found = sequences_.find(name);
+  if (found == sequences_.end()) {
+    if (closed_.contains(HashOf(name))) return std::optional<Closed>();
+    return NoSuchSequence(name);
+  }
+  Sequence& facts = found->second->facts;
+  if (facts.any_in_flight()) return InFlight(facts, "closed");
+
+  Closed closed{.sequence = found->second, .blocks = {}};
+  for (size_t block = 0; block < facts.blocks.size(); ++block) {
+    if (facts.blocks[block].stage == BlockStage::kSealed) {
+      closed.blocks.push_back(facts.key(static_cast<int32_t>(block)));
+    } else if (facts.blocks[block].stage == BlockStage::kSealing) {
+      --unsealed_;
+    }
+  }
+  CountForgotten(facts, reason);
+  facts.is_closed = true;
+  promised_bytes_ -= facts.promised_bytes;
+  metadata_bytes_ -= facts.metadata_bytes;
+  sequences_.erase(found);
+  if (closed_.insert(HashOf(name)).second) closed_order_.push_back(HashOf(name));
+  if (closed_order_.size() > kClosedMax) {
+    closed_.erase(closed_order_.front());
+    closed_order_.pop_front();
+  }
+  return std::optional<Closed>(std::move(closed));
+}
+
+bool Cache::MayReap(const SequenceRef& sequence) {
+  const absl::MutexLock lock(&mu_);
+  Sequence& facts = sequence->facts;
+  if (!facts.is_closed || facts.is_reaped || facts.carriers > 0) return false;
+  facts.is_reaped = true;  // One caller alone goes on.
+  return true;
+}
+
+void Cache::Reap(const SequenceRef& sequence) {
+  const absl::MutexLock lock(&mu_);
+  pool_.Release(sequence->facts.pool_offset, sequence->facts.pool_bytes);
+}
+
+std::vector<std::string> Cache::Idle() {
+  const absl::MutexLock lock(&mu_);
+  std::vector<std::string> names;
+  for (const auto& [name, sequence] : sequences_) {
+    const Sequence& facts = sequence->facts;
+    if (!facts.any_in_flight() &&
+        clock_.SinceStart() - facts.last_call >= facts.answer.idle_timeout) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
+absl::StatusOr<SequenceRef> Cache::FindLocked(std::string_view name) {
+  const auto found = sequences_.find(name);
+  if (found == sequences_.end()) return NoSuchSequence(name);
+  return found->second;
+}
+
+absl::StatusOr<SequenceRef> Cache::Find(std::string_view name) {
+  const absl::MutexLock lock(&mu_);
+  return FindLocked(name);
+}
+
+// Where a call may start: at the committed length, or just where the layer's last call did.
+absl::Status Cache::CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket) {
+  const Layer& layer = facts.layers[args.layer];
+  const auto first = static_cast<int64_t>(args.first_index);
+  if (args.tokens == 0) {  // Queries alone: of tokens that the layer holds.
+    if (first + args.queries <= layer.length) return absl::OkStatus();
+    return Refuse(absl::StatusCode::kAborted, "INDEX_GAP",
+                  absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", args.layer,
+                               ": queries of tokens ", first, " to ", first + args.queries - 1,
+                               ", but the layer holds ", layer.length, " tokens (", facts.committed,
+                               " committed); append them first"));
+  }
+  if (first == layer.length && first == facts.committed) return absl::OkStatus();
+  if (layer.last.tokens == args.tokens && layer.last.first_index == first &&
+      layer.last.digest == args.digest) {
+    ticket->replayed = true;
+    return absl::OkStatus();
+  }
+  const bool is_gap = first > layer.length || (first == layer.length && first > facts.committed);
+  return Refuse(
+      absl::StatusCode::kAborted, is_gap ? "INDEX_GAP" : "INDEX_CONFLICT",
+      absl::StrCat(
+          "sequence \"", facts.args.sequence, "\", layer ", args.layer, ": tokens from ", first,
+          ", but the layer holds ", layer.length, " and ", facts.committed, " are committed; ",
+          is_gap
+              ? "bring the other layers up, or start at the committed length"
+              : "the tokens there are others; truncate first, or start at the committed length"));
+}
+
+absl::StatusOr<Ticket> Cache::Begin(const BeginArgs& args, Lengths* lengths) {
+  const absl::MutexLock lock(&mu_);
+  EBBTIDE_ASSIGN_OR_RETURN(SequenceRef sequence, FindLocked(args.sequence));
+  Sequence& facts = sequence->facts;
+  if (args.layer >= facts.layers.size()) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "LAYER_OUT_OF_RANGE",
+                  absl::StrCat("layer is ", args.layer, "; model \"", facts.model->name,
+                               "\" has layers 0 to ", facts.layers.size() - 1));
+  }
+  Layer& layer = facts.layers[args.layer];
+  *lengths = {static_cast<uint64_t>(layer.length), static_cast<uint64_t>(facts.committed)};
+  if (layer.in_flight) return InFlight(facts, absl::StrCat("layer ", args.layer, " called"));
+  if (args.first_index + static_cast<uint64_t>(std::max(args.tokens, args.queries)) >
+      static_cast<uint64_t>(kSequenceTokensMax)) {
+    return Refuse(
+        absl::StatusCode::kInvalidArgument, "SEQUENCE_TOO_LONG",
+        absl::StrCat("tokens up to ", args.first_index, " + ", std::max(args.tokens, args.queries),
+                     "; a sequence holds at most ", kSequenceTokensMax));
+  }
+  Ticket ticket{.sequence = sequence,
+                .layer = static_cast<int>(args.layer),
+                .first_index = static_cast<int32_t>(args.first_index)};
+  EBBTIDE_RETURN_IF_ERROR(CheckStart(facts, args, &ticket));
+
+  ticket.tokens = ticket.replayed ? 0 : args.tokens;
+  ticket.length = layer.length;
+  ticket.committed = facts.committed;
+  ticket.observed_end = layer.observed_end;
+  ticket.candidate_end = facts.sealable_end();
+  layer.in_flight = true;
+  facts.last_call = clock_.SinceStart();
+  return ticket;
+}
+
+Cache::Need Cache::NeedOf(const Ticket& ticket) {
+  const absl::MutexLock lock(&mu_);
+  const Sequence& facts = ticket.sequence->facts;
+  const int32_t end = std::max(facts.longest, ticket.length + ticket.tokens);
+  Need need{.blocks = facts.blocks_of(end) - static_cast<int32_t>(facts.blocks.size())};
+  const Geometry& geometry = facts.geometry();
+  need.record_bytes = static_cast<uint64_t>(need.blocks) * geometry.record(0).record_bytes();
+  const bool keeps_mass = ticket.sequence->policy.scorer->wants_logits();
+  need.metadata_bytes = static_cast<uint64_t>(need.blocks) *
+                        MetadataBytesPerBlock(geometry.page_shape(), geometry.lanes(), keeps_mass);
+  return need;
+}
+
+bool Cache::HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const {
+  const Sequence& facts = ticket.sequence->facts;
+  const auto is_confirmed = [&facts](int32_t block) { return facts.is_confirmed(block); };
+  for (size_t head = 0; head < victims.size(); ++head) {
+    const Lane& lane = facts.lane(ticket.layer, static_cast<int>(head));
+    const auto leaving = std::ranges::count_if(victims[head], [&](int32_t index) {
+      return facts.is_confirmed(index / facts.geometry().page_tokens);
+    });
+    if (lane.free_slots() + lane.Reclaimable(is_confirmed) + leaving < ticket.tokens) return false;
+  }
+  return true;
+}
+
+absl::Status Cache::Place(const Ticket& ticket, const PlaceArgs& args,
+                          std::vector<std::vector<int32_t>>* slots) {
+  const absl::MutexLock lock(&mu_);
+  Sequence& facts = ticket.sequence->facts;
+  if (promised_bytes_ + args.need.record_bytes > args.lower_capacity_bytes &&
+      args.need.blocks > 0) {
+    return Refuse(
+        absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+        absl::StrCat(
+            "sequence \"", facts.args.sequence, "\": ", args.need.blocks, " more blocks need ",
+            args.need.record_bytes, " B below the device, but ", promised_bytes_, " of ",
+            args.lower_capacity_bytes,
+            " B are promised already; close sequences, or raise the host or rocksdb budget"));
+  }
+  const auto has_slots = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return HasSlots(ticket, args.victims);
+  };
+  while (!has_slots()) {
+    const absl::Duration left = args.deadline - clock_.SinceStart();
+    if (left <= absl::ZeroDuration() ||
+        !mu_.AwaitWithTimeout(absl::Condition(&has_slots),
+                              std::min(left, absl::Milliseconds(100)))) {
+      if (args.deadline - clock_.SinceStart() > absl::ZeroDuration()) continue;
+      return Refuse(
+          absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
+          absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", ticket.layer,
+                       ": no free slots for ", ticket.tokens,
+                       " tokens before the deadline: demoted tokens wait for their blocks to be ",
+                       "confirmed in a lower tier; see ebbctl tiers, and retry"));
+    }
+  }
+  const auto is_confirmed = [&facts](int32_t block) { return facts.is_confirmed(block); };
+  slots->resize(args.victims.size());
+  for (size_t head = 0; head < args.victims.size(); ++head) {
+    Lane& lane = facts.lane(ticket.layer, static_cast<int>(head));
+    for (const int32_t victim : args.victims[head]) lane.Demote(victim);
+    stats_.tokens_demoted += args.victims[head].size();
+    lane.Reclaim(is_confirmed);
+    lane.Append(ticket.tokens, &(*slots)[head]);
+  }
+  facts.Lengthen(std::max(facts.longest, ticket.length + ticket.tokens), args.positions);
+  facts.promised_bytes += args.need.record_bytes;
+  facts.metadata_bytes += args.need.metadata_bytes;
+  promised_bytes_ += args.need.record_bytes;
+  metadata_bytes_ += args.need.metadata_bytes;
+  stats_.tokens_appended += static_cast<uint64_t>(ticket.tokens) * args.victims.size();
+  return absl::OkStatus();
+}
+
+bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,
+                   Lengths* lengths) {
+  const absl::MutexLock lock(&mu_);
+  Sequence& facts = ticket.sequence->facts;
+  Layer& layer = facts.layers[static_cast<size_t>(ticket.layer)];
+  layer.in_flight = false;
+  layer.observed_end = std::max(layer.observed_end, observed_end);
+  facts.last_call = clock_.SinceStart();
+  std::vector<int32_t> complete;
+  if (ticket.tokens > 0) {
+    layer.last = {.first_index = ticket.first_index, .tokens = ticket.tokens, .digest = digest};
+    complete = facts.Extend(ticket.layer, ticket.tokens);
+  }
+  for (const int32_t block : complete) to_seal_.push_back({ticket.sequence, block});
+  unsealed_ += static_cast<int>(complete.size());
+  *lengths = {static_cast<uint64_t>(layer.length), static_cast<uint64_t>(facts.committed)};
+  return !complete.empty();
+}
+
+void Cache::Abandon(const Ticket& ticket) {
+  const absl::MutexLock lock(&mu_);
+  ticket.sequence->facts.layers[static_cast<size_t>(ticket.layer)].in_flight = false;
+}
+
+void Cache::CountForgotten(const Sequence& facts, std::string_view reason) {
+  uint64_t tokens = 0;
+  for (const Layer& layer : facts.layers) {
+    tokens +=
+        static_cast<uint64_t>(layer.length) * static_cast<uint64_t>(facts.geometry().kv_heads);
+  }
+  stats_.tokens_forgotten[std::string(reason)] += tokens;
+}
+
+}  // namespace ebbtide::service

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model behind its one lock: which sequences are open, what each layer holds, where each block
+// lies, who may grow. It decides and notes; it moves no byte, waits for nothing but its own
+// condition, and knows no gRPC. Tested by tests/unit/service/cache_test.cc.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "service/calls.h"
+#include "service/model/frame_pool.h"
+#include "service/model/sequence.h"
+#include "service/policy/lane_memory.h"
+#include "service/policy/policy.h"
+#include "service/policy/scorer.h"
+#include "storage/block_key.h"
+
+namespace ebbtide::service {
+
+// A sequence with all that belongs to it. `facts` is guarded by the cache's lock; the rest is
+// fixed, or belongs to the call in flight of a layer. Shared by calls and carriers under way.
+struct OpenedSequence {
+  OpenedSequence(uint64_t number, const OpenArgs& args, std::shared_ptr<const Model> model,
+                 const ResolvedPolicy& resolved);
+
+  Sequence facts;
+  const std::shared_ptr<const Model> model;
+  const Policy policy;
+  PrefillSpec prefill;
+  RecallSpec recall;
+  int32_t budget_tokens = 0;
+  int32_t chunk_tokens = 0;
+  std::vector<LaneMemory> memory;  // [layers * kv_heads]
+};
+using SequenceRef = std::shared_ptr<OpenedSequence>;
+
+// A layer of a sequence, held by one call from Begin to Finish or Abandon.
+struct Ticket {
+  SequenceRef sequence;
+  int layer = 0;
+  int32_t first_index = 0;
+  int32_t tokens = 0;  // To append; 0 where replayed or nothing is to be appended.
+  bool replayed = false;
+  int32_t length = 0;     // Of the layer, before.
+  int32_t committed = 0;  // Of the sequence, before.
+  int32_t observed_end = 0;
+  int32_t candidate_end = 0;  // Tokens below may be victims.
+};
+
+struct BeginArgs {
+  std::string_view sequence;
+  uint32_t layer = 0;
+  uint64_t first_index = 0;
+  int32_t queries = 0;  // 0: none.
+  int32_t tokens = 0;   // To append; 0: none.
+  CallDigest digest = {};
+};
+
+struct Lengths {
+  uint64_t length = 0;
+  uint64_t committed = 0;
+};
+
+// One block to copy down, or one level further down.
+struct CarryPlan {
+  SequenceRef sequence;
+  int32_t block = 0;
+  storage::BlockKey key;
+  std::vector<int64_t> positions = {};  // Seal: [page_tokens]
+  std::vector<int32_t> slots = {};      // Seal: [lanes, page_tokens]
+};
+
+enum class CarryOutcome : uint8_t {
+  kMoved,
+  kRetry,  // The tier below did not take it.
+  kLost,   // The tier it was in no longer has it whole: it stays named there, and reads say so.
+};
+
+struct CacheOptions {
+  uint64_t device_budget_bytes = 0;
+  std::string default_recall;
+  absl::Duration idle_timeout;
+};
+
+// Thread-safe.
+class Cache {
+ public:
+  Cache(const CacheOptions& options, Clock& clock);
+
+  // --- what workers open and close
+  absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
+                                         std::string_view weights) ABSL_LOCKS_EXCLUDED(mu_);
+  // `pool` is the device pool's memory.
+  absl::StatusOr<OpenAnswer> Open(const OpenArgs& args, std::byte* pool) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<uint64_t> Truncate(std::string_view name, uint64_t length)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Forgets the sequence; none where its id was closed before in this boot. The caller erases the
+  // blocks returned, zeroes the frames, and calls Reap.
+  struct Closed {
+    SequenceRef sequence;
+    std::vector<storage::BlockKey> blocks;
+  };
+  absl::StatusOr<std::optional<Closed>> Close(std::string_view name, std::string_view reason)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Is a closed sequence's memory still to be given back, and read by nobody? Then zero it and
+  // Reap.
+  bool MayReap(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
+  void Reap(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::string> Idle() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // --- one call on one layer
+  absl::StatusOr<Ticket> Begin(const BeginArgs& args, Lengths* lengths) ABSL_LOCKS_EXCLUDED(mu_);
+  // Bytes of the lower tiers and of metadata that the ticket's tokens need beyond what is promised.
+  struct Need {
+    int32_t blocks = 0;
+    uint64_t record_bytes = 0;
+    uint64_t metadata_bytes = 0;
+  };
+  Need NeedOf(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
+  // The fixed point: `victims` [kv_heads] leave, then the ticket's tokens take slots ([kv_heads]
+  // out). Waits for seals where slots lack.
+  struct PlaceArgs {
+    std::span<const std::vector<int32_t>> victims;
+    std::span<const int64_t> positions;
+    Need need;                          // Metadata is charged by the caller.
+    uint64_t lower_capacity_bytes = 0;  // What the lower tiers could hold in all.
+    absl::Duration deadline;
+  };
+  //   kResourceExhausted  LOWER_TIERS_FULL, DEVICE_FULL; nothing changed
+  absl::Status Place(const Ticket& ticket, const PlaceArgs& args,
+                     std::vector<std::vector<int32_t>>* slots) ABSL_LOCKS_EXCLUDED(mu_);
+  // Commits the ticket's tokens; returns whether blocks became complete.
+  bool Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,
+              Lengths* lengths) ABSL_LOCKS_EXCLUDED(mu_);
+  void Abandon(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // --- what carriers do
+  std::optional<CarryPlan> PlanSeal() ABSL_LOCKS_EXCLUDED(mu_);
+  // `tier`: where the block now lies; none: it could not be written and waits for the next try.
+  // Returns whether the block was closed meanwhile, so that its copy must be erased.
+  bool CommitSeal(const CarryPlan& plan, std::optional<TierName> tier) ABSL_LOCKS_EXCLUDED(mu_);
+  // The block longest in the host tier.
+  std::optional<CarryPlan> PlanMoveDown() ABSL_LOCKS_EXCLUDED(mu_);
+  bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
+  // Where each block lies now.
+  std::vector<Block> Places(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HasUnsealed() ABSL_LOCKS_EXCLUDED(mu_);
+  void WaitForSeals(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // --- what watchers see
+  absl::StatusOr<SequenceRef> Find(std::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<SequenceSummary> List(std::string_view after, size_t limit) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<SequenceDescription> Describe(const DescribeArgs& args) ABSL_LOCKS_EXCLUDED(mu_);
+  TierReport DeviceReport() ABSL_LOCKS_EXCLUDED(mu_);
+  TokensByTier Tokens() ABSL_LOCKS_EXCLUDED(mu_);  // Of all sequences.
+  std::vector<int64_t> Positions(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs `update` on the counters.
+  void Count(const std::function<void(Stats&)>& update) ABSL_LOCKS_EXCLUDED(mu_);
+  Stats Counters() ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t promised_bytes() ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t metadata_bytes() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Stops the process where the model contradicts itself.
+  void CheckInvariants() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct HostBlock {  // A block sealed into the host tier, in the order of sealing.
+    std::weak_ptr<OpenedSequence> sequence;
+    int32_t block = 0;
+  };
+
+  absl::StatusOr<SequenceRef> FindLocked(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SequenceSummary Summarise(const OpenedSequence& sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CountForgotten(const Sequence& facts, std::string_view reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Fixed after construction.
+  const CacheOptions options_;
+  Clock& clock_;
+
+  // Guarded by mu_.
+  absl::Mutex mu_;
+  std::map<std::string, std::shared_ptr<const Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, SequenceRef, std::less<>> sequences_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<uint64_t> closed_
+      ABSL_GUARDED_BY(mu_);  // Hashes of names, at most kClosedMax.
+  std::deque<uint64_t> closed_order_ ABSL_GUARDED_BY(mu_);
+  FramePool pool_ ABSL_GUARDED_BY(mu_);
+  std::deque<HostBlock> to_seal_ ABSL_GUARDED_BY(mu_);
+  std::deque<HostBlock> in_host_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t promised_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t metadata_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  int unsealed_ ABSL_GUARDED_BY(mu_) = 0;  // Complete blocks whose copy below is not confirmed.
+  Stats stats_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ebbtide::service

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What carriers ask of the cache: which block to seal or to move down, and where blocks lie.
+
+#include "service/cache.h"
+
+namespace ebbtide::service {
+
+std::optional<CarryPlan> Cache::PlanSeal() {
+  const absl::MutexLock lock(&mu_);
+  while (!to_seal_.empty()) {
+    const HostBlock next = to_seal_.front();
+    to_seal_.pop_front();
+    SequenceRef sequence = next.sequence.lock();
+    if (sequence == nullptr || sequence->facts.is_closed) continue;
+
+    Sequence& facts = sequence->facts;
+    const int32_t page_tokens = facts.geometry().page_tokens;
+    const int32_t first = next.block * page_tokens;
+    CarryPlan plan{.sequence = sequence, .block = next.block, .key = facts.key(next.block)};
+    plan.positions.assign(facts.positions.begin() + first,
+                          facts.positions.begin() + first + page_tokens);
+    plan.slots.reserve(facts.lanes.size() * static_cast<size_t>(page_tokens));
+    for (const Lane& lane : facts.lanes) {
+      for (int32_t index = first; index < first + page_tokens; ++index) {
+        plan.slots.push_back(lane.slot_of(index));
+      }
+    }
+    ++facts.carriers;
+    return plan;
+  }
+  return std::nullopt;
+}
+
+bool Cache::CommitSeal(const CarryPlan& plan, std::optional<TierName> tier) {
+  const absl::MutexLock lock(&mu_);
+  Sequence& facts = plan.sequence->facts;
+  --facts.carriers;
+  if (facts.is_closed) return tier.has_value();
+  if (!tier.has_value()) {
+    to_seal_.push_front({plan.sequence, plan.block});
+    return false;
+  }
+  Block& block = facts.blocks[static_cast<size_t>(plan.block)];
+  block.stage = BlockStage::kSealed;
+  block.tier = *tier;
+  if (*tier == TierName::kHost) in_host_.push_back({plan.sequence, plan.block});
+  --unsealed_;
+  ++stats_.blocks_sealed;
+  return false;
+}
+
+std::optional<CarryPlan> Cache::PlanMoveDown() {
+  const absl::MutexLock lock(&mu_);
+  while (!in_host_.empty()) {
+    const HostBlock oldest = in_host_.front();
+    in_host_.pop_front();
+    SequenceRef sequence = oldest.sequence.lock();
+    if (sequence == nullptr || sequence->facts.is_closed) continue;
+    ++sequence->facts.carriers;
+    sequence->facts.blocks[static_cast<size_t>(oldest.block)].is_moving = true;
+    return CarryPlan{.sequence = sequence,
+                     .block = oldest.block,
+                     .key = sequence->facts.key(oldest.block),
+                     .positions = {},
+                     .slots = {}};
+  }
+  return std::nullopt;
+}
+
+bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) {
+  const absl::MutexLock lock(&mu_);
+  Sequence& facts = plan.sequence->facts;
+  --facts.carriers;
+  if (facts.is_closed) return outcome == CarryOutcome::kMoved;
+  Block& block = facts.blocks[static_cast<size_t>(plan.block)];
+  block.is_moving = false;
+  if (outcome == CarryOutcome::kRetry) in_host_.push_front({plan.sequence, plan.block});
+  if (outcome != CarryOutcome::kMoved) return false;
+  block.tier = TierName::kRocksdb;
+  ++stats_.blocks_moved_down;
+  return false;
+}
+
+std::vector<Block> Cache::Places(const SequenceRef& sequence) {
+  const absl::MutexLock lock(&mu_);
+  return sequence->facts.blocks;
+}
+
+bool Cache::HasUnsealed() {
+  const absl::MutexLock lock(&mu_);
+  return unsealed_ > 0;
+}
+
+void Cache::WaitForSeals(absl::Duration deadline) {
+  const absl::MutexLock lock(&mu_);
+  const auto is_done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return unsealed_ == 0; };
+  mu_.AwaitWithTimeout(absl::Condition(&is_done), deadline - clock_.SinceStart());
+}
+
+}  // namespace ebbtide::service

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "gpu/kernels/gather.h"
+#include "service/attention/attention.h"
+#include "service/cache.h"
+#include "service/movement/mover.h"
+#include "service/movement/page_source.h"
+#include "service/reason.h"
+
+namespace ebbtide::service {
+namespace {
+
+class PlainEngine final : public Engine {
+ public:
+  PlainEngine(const EngineOptions& options, const EngineParts& parts, std::span<std::byte> pool,
+              uint64_t staging_bytes)
+      : parts_(parts),
+        pool_(pool),
+        tiers_{.host = parts.host, .host_budget = parts.host_budget, .rocksdb = parts.rocksdb},
+        staging_(staging_bytes),
+        cache_({.device_budget_bytes = pool.size(),
+                .default_recall = options.default_recall,
+                .idle_timeout = options.idle_timeout},
+               parts.clock),
+        mover_(cache_, parts.clock, parts.carriers, tiers_),
+        attention_(cache_, mover_, staging_, tiers_, parts.clock, parts.parallel) {}
+
+  absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
+                                         std::string_view weights) override {
+    return Counted(cache_.RegisterModel(name, geometry, weights));
+  }
+
+  absl::StatusOr<OpenAnswer> OpenSequence(const OpenArgs& args) override {
+    return Counted(cache_.Open(args, pool_.data()));
+  }
+
+  std::vector<StepAnswer> Step(const StepCall& call, std::span<const StepItem> items) override {
+    std::vector<StepAnswer> answers;
+    answers.reserve(items.size());
+    for (const StepItem& item : items) answers.push_back(attention_.Step(call, item));
+    return answers;
+  }
+
+  absl::StatusOr<std::vector<PageBytes>> ReadPages(const ReadPagesArgs& args) override {
+    return Counted(ReadPagesOf(args));
+  }
+
+  absl::StatusOr<uint64_t> Truncate(std::string_view sequence, uint64_t length) override {
+    return Counted(cache_.Truncate(sequence, length));
+  }
+
+  absl::Status CloseSequence(std::string_view sequence) override {
+    return Close(sequence, "CLOSED");
+  }
+
+  Stats GetStats() override;
+
+  std::vector<SequenceSummary> ListSequences(std::string_view after, size_t limit) override {
+    return cache_.List(after, limit);
+  }
+  absl::StatusOr<SequenceDescription> Describe(const DescribeArgs& args) override {
+    return Counted(cache_.Describe(args));
+  }
+
+  void CloseIdle() override {
+    // A sequence that is called just now refuses to close, and is idle no longer.
+    for (const std::string& name : cache_.Idle()) Close(name, "IDLE").IgnoreError();
+    mover_.Kick();
+  }
+
+  bool Settle(absl::Duration deadline) override {
+    while (cache_.HasUnsealed() && parts_.clock.SinceStart() < deadline) {
+      mover_.Kick();
+      cache_.WaitForSeals(std::min(deadline, parts_.clock.SinceStart() + absl::Milliseconds(20)));
+    }
+    return !cache_.HasUnsealed();
+  }
+
+  void CheckInvariants() override { cache_.CheckInvariants(); }
+
+ private:
+  template <typename T>
+  T Counted(T result) {
+    const absl::Status status = StatusOf(result);
+    if (!status.ok()) cache_.Count([&](Stats& stats) { ++stats.refused[ReasonOf(status)]; });
+    return result;
+  }
+  static absl::Status StatusOf(const absl::Status& status) { return status; }
+  template <typename T>
+  static absl::Status StatusOf(const absl::StatusOr<T>& result) {
+    return result.status();
+  }
+
+  absl::Status Close(std::string_view sequence, std::string_view reason);
+  absl::StatusOr<std::vector<PageBytes>> ReadPagesOf(const ReadPagesArgs& args);
+  PageBytes ReadOpenPage(const Ticket& ticket, int kv_head, int32_t page);
+
+  const EngineParts parts_;
+  const std::span<std::byte> pool_;
+  const LowerTiers tiers_;
+  Staging staging_;
+  Cache cache_;
+  Mover mover_;
+  Attention attention_;
+};
+
+absl::Status PlainEngine::Close(std::string_view sequence, std::string_view reason) {
+  EBBTIDE_ASSIGN_OR_RETURN(const auto closed, Counted(cache_.Close(sequence, reason)));
+  if (!closed.has_value()) return absl::OkStatus();
+  mover_.Erase(closed->blocks);
+  mover_.ReleaseHost(closed->sequence->facts.metadata_bytes);
+  mover_.Reap(closed->sequence);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesArgs& args) {
+  // Holds the layer for the while, so that no slot is reused under the read.
+  Lengths lengths;
+  EBBTIDE_ASSIGN_OR_RETURN(
+      const Ticket ticket,
+      cache_.Begin({.sequence = args.sequence, .layer = args.layer}, &lengths));
+  struct Hold {
+    Cache& cache;
+    const Ticket& ticket;
+    ~Hold() { cache.Abandon(ticket); }
+  } const hold{cache_, ticket};
+  const Geometry& geometry = ticket.sequence->model->geometry;
+  if (args.kv_head >= static_cast<uint32_t>(geometry.kv_heads)) {
+    return Refuse(
+        absl::StatusCode::kInvalidArgument, "LANE_OUT_OF_RANGE",
+        absl::StrCat("kv_head is ", args.kv_head, "; model \"", ticket.sequence->model->name,
+                     "\" has kv heads 0 to ", geometry.kv_heads - 1));
+  }
+  const auto pages =
+      static_cast<uint64_t>((ticket.length + geometry.page_tokens - 1) / geometry.page_tokens);
+  if (args.first_page > pages || args.page_count > pages - args.first_page) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "PAGE_OUT_OF_RANGE",
+                  absl::StrCat("pages from ", args.first_page, ", ", args.page_count,
+                               " of them; the lane has ", pages));
+  }
+  const uint64_t count = args.page_count == 0 ? pages - args.first_page : args.page_count;
+  const auto head = static_cast<int>(args.kv_head);
+  std::vector<PageBytes> answers;
+  PageSource source(cache_, tiers_, staging_, ticket.sequence, ticket.layer);
+  for (uint64_t page = args.first_page; page < args.first_page + count; ++page) {
+    const auto number = static_cast<int32_t>(page);
+    if ((number + 1) * geometry.page_tokens > ticket.committed) {
+      answers.push_back(ReadOpenPage(ticket, head, number));
+      continue;
+    }
+    PageRequest request{.kv_head = head, .page = number};
+    source.Fetch({&request, 1});
+    if (request.state == FetchState::kUnavailable) {
+      return Refuse(absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
+                    absl::StrCat("page ", page,
+                                 " lies in the rocksdb tier, which does not answer now; retry"));
+    }
+    PageBytes& answer = answers.emplace_back();
+    answer.first_index = page * static_cast<uint64_t>(geometry.page_tokens);
+    answer.tokens = static_cast<uint32_t>(geometry.page_tokens);
+    answer.tier = request.tier;
+    answer.state = request.state == FetchState::kOk        ? PageAnswer::kOk
+                   : request.state == FetchState::kCorrupt ? PageAnswer::kCorrupt
+                                                           : PageAnswer::kMissing;
+    const auto first = static_cast<ptrdiff_t>(answer.first_index);
+    const std::vector<int64_t> positions = cache_.Positions(ticket);
+    answer.positions.assign(positions.begin() + first,
+                            positions.begin() + first + geometry.page_tokens);
+    if (answer.state != PageAnswer::kOk) continue;
+    const size_t half = geometry.page_shape().half_bytes();
+    answer.k.assign(request.bytes.begin(), request.bytes.begin() + static_cast<ptrdiff_t>(half));
+    answer.v.assign(request.bytes.begin() + static_cast<ptrdiff_t>(half), request.bytes.end());
+  }
+  return answers;
+}
+
+PageBytes PlainEngine::ReadOpenPage(const Ticket& ticket, int kv_head, int32_t page) {
+  const Geometry& geometry = ticket.sequence->model->geometry;
+  const LaneMemory& memory =
+      ticket.sequence->memory[static_cast<size_t>(ticket.layer * geometry.kv_heads + kv_head)];
+  const Lane& lane = ticket.sequence->facts.lane(ticket.layer, kv_head);
+  const int32_t first = page * geometry.page_tokens;
+  const int32_t tokens = std::min(geometry.page_tokens, ticket.length - first);
+  const size_t row = geometry.page_shape().row_bytes();
+  PageBytes answer{.first_index = static_cast<uint64_t>(first),
+                   .tokens = static_cast<uint32_t>(tokens),
+                   .tier = TierName::kDevice,
+                   .state = PageAnswer::kOk,
+                   .k = std::vector<std::byte>(static_cast<size_t>(tokens) * row),
+                   .v = std::vector<std::byte>(static_cast<size_t>(tokens) * row),
+                   .positions = {}};
+  for (int32_t t = 0; t < tokens; ++t) {
+    const int32_t slot = lane.slot_of(first + t);  // A token of an open block is resident.
+    std::memcpy(answer.k.data() + static_cast<size_t>(t) * row, memory.key_slot(slot), row);
+    std::memcpy(answer.v.data() + static_cast<size_t>(t) * row, memory.value_slot(slot), row);
+  }
+  const std::vector<int64_t> positions = cache_.Positions(ticket);
+  answer.positions.assign(positions.begin() + first, positions.begin() + first + tokens);
+  return answer;
+}
+
+Stats PlainEngine::GetStats() {
+  Stats stats = cache_.Counters();
+  TierReport device = cache_.DeviceReport();
+  device.place = parts_.device_place;
+  const TokensByTier tokens = cache_.Tokens();
+  device.tokens = tokens.open;
+  stats.tiers.push_back(std::move(device));
+
+  const storage::TierUsage host = parts_.host.Usage();
+  stats.tiers.push_back({.tier = TierName::kHost,
+                         .budget_bytes = parts_.host_budget.limit_bytes(),
+                         .used_bytes = parts_.host_budget.used_bytes(),
+                         .blocks = host.blocks,
+                         .tokens = tokens.host,
+                         .corrupt_pages = host.corrupt_pages,
+                         .digest_bytes = cache_.metadata_bytes(),
+                         .degraded = false,
+                         .degraded_why = "",
+                         .place = "host memory"});
+  if (parts_.rocksdb == nullptr) return stats;
+  const storage::TierUsage below = parts_.rocksdb->Usage();
+  const std::string degraded = mover_.Degraded();
+  stats.tiers.push_back({.tier = TierName::kRocksdb,
+                         .budget_bytes = below.budget_bytes,
+                         .used_bytes = below.used_bytes,
+                         .blocks = below.blocks,
+                         .tokens = tokens.rocksdb,
+                         .corrupt_pages = below.corrupt_pages,
+                         .digest_bytes = 0,
+                         .degraded = !degraded.empty(),
+                         .degraded_why = degraded,
+                         .place = parts_.rocksdb_place});
+  return stats;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                       const EngineParts& parts) {
+  EBBTIDE_RETURN_IF_ERROR(ParseRecall(options.default_recall).status());
+  // An eighth of the host tier, at most 64 MiB, stages pages on their way back.
+  const uint64_t staging = std::min<uint64_t>(64 << 20, parts.host_budget.limit_bytes() / 8);
+  if (!parts.host_budget.TryCharge(staging)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host tier: ", staging, " B of staging do not fit its budget of ",
+                     parts.host_budget.limit_bytes(), " B; raise host.budget"));
+  }
+  return std::make_unique<PlainEngine>(options, parts, parts.pool, staging);
+}
+
+}  // namespace ebbtide::service

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/model/lane.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/status_macros.h"
+#include "gpu/extent.h"
+
+namespace ebbtide::service {
+
+Lane::Lane(int page_tokens, int32_t slots)
+    : page_tokens_(page_tokens), slot_index_(static_cast<size_t>(slots), gpu::kNoToken) {
+  free_.reserve(static_cast<size_t>(slots));
+  for (int32_t slot = 0; slot < slots; ++slot) Free(slot);
+}
+
+int32_t Lane::absent(int32_t page) const {
+  const int32_t tokens = std::min(page_tokens_, length() - page * page_tokens_);
+  return tokens - std::popcount(resident_bits(page));
+}
+
+void Lane::Free(int32_t slot) {
+  free_.push_back(-slot);
+  std::push_heap(free_.begin(), free_.end());
+}
+
+void Lane::Append(int32_t count, std::vector<int32_t>* slots) {
+  EBBTIDE_CHECK(count <= free_slots(), "slots are reserved before tokens are appended");
+  slots->clear();
+  for (int32_t i = 0; i < count; ++i) {
+    std::pop_heap(free_.begin(), free_.end());
+    const int32_t slot = -free_.back();
+    free_.pop_back();
+    const int32_t index = length();
+    slot_index_[static_cast<size_t>(slot)] = index;
+    slot_of_.push_back(slot);
+    if (index % page_tokens_ == 0) bits_.push_back(0);
+    bits_.back() |= uint64_t{1} << (index % page_tokens_);
+    slots->push_back(slot);
+  }
+  resident_ += count;
+}
+
+void Lane::Demote(int32_t index) {
+  EBBTIDE_CHECK(is_resident(index), "only a resident token can be demoted");
+  bits_[static_cast<size_t>(index / page_tokens_)] &= ~(uint64_t{1} << (index % page_tokens_));
+  slot_index_[static_cast<size_t>(slot_of(index))] = gpu::kNoToken;
+  leaving_.push_back(index);
+  --resident_;
+  ++demoted_;
+}
+
+void Lane::Reclaim(const std::function<bool(int32_t)>& is_confirmed) {
+  const auto confirmed = [&](int32_t index) {
+    if (!is_confirmed(index / page_tokens_)) return false;
+    Free(slot_of(index));
+    slot_of_[static_cast<size_t>(index)] = kNoSlot;
+    return true;
+  };
+  std::erase_if(leaving_, confirmed);
+}
+
+int32_t Lane::Reclaimable(const std::function<bool(int32_t)>& is_confirmed) const {
+  return static_cast<int32_t>(std::ranges::count_if(
+      leaving_, [&](int32_t index) { return is_confirmed(index / page_tokens_); }));
+}
+
+void Lane::Truncate(int32_t new_length) {
+  while (length() > new_length) {
+    const int32_t index = length() - 1;
+    EBBTIDE_CHECK(is_resident(index), "only open tokens are truncated, and those are resident");
+    bits_.back() &= ~(uint64_t{1} << (index % page_tokens_));
+    if (index % page_tokens_ == 0) bits_.pop_back();
+    slot_index_[static_cast<size_t>(slot_of(index))] = gpu::kNoToken;
+    Free(slot_of(index));
+    slot_of_.pop_back();
+    --resident_;
+  }
+}
+
+void Lane::CheckInvariants() const {
+  int32_t resident = 0;
+  int32_t held = 0;
+  for (int32_t index = 0; index < length(); ++index) {
+    const int32_t slot = slot_of(index);
+    held += slot != kNoSlot ? 1 : 0;
+    if (!is_resident(index)) continue;
+    ++resident;
+    EBBTIDE_CHECK(slot != kNoSlot && slot_index_[static_cast<size_t>(slot)] == index,
+                  "a resident token is in the slot that names it");
+  }
+  EBBTIDE_CHECK(resident == resident_, "resident tokens are counted");
+  EBBTIDE_CHECK(held == resident + leaving(), "a slot holds a resident or a leaving token");
+  EBBTIDE_CHECK(held + free_slots() == slots(), "every slot is free or holds one token");
+  const auto named =
+      std::ranges::count_if(slot_index_, [](int32_t i) { return i != gpu::kNoToken; });
+  EBBTIDE_CHECK(named == resident_, "slots name resident tokens and no others");
+}
+
+}  // namespace ebbtide::service

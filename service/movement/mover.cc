@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/movement/mover.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "gpu/kernels/codes.h"
+#include "gpu/kernels/digest.h"
+#include "gpu/kernels/gather.h"
+#include "service/reason.h"
+#include "storage/block_record.h"
+
+namespace ebbtide::service {
+namespace {
+
+struct AlignedDelete {
+  void operator()(std::byte* bytes) const {
+    operator delete[](bytes, std::align_val_t{storage::kRecordAlignment});
+  }
+};
+using RecordBuffer = std::unique_ptr<std::byte[], AlignedDelete>;
+
+RecordBuffer MakeRecordBuffer(uint64_t bytes) {
+  return RecordBuffer(new (std::align_val_t{storage::kRecordAlignment}) std::byte[bytes]);
+}
+
+// Gathers a complete block's pages out of the lanes' slots and frames them.
+void BuildRecord(const CarryPlan& plan, std::span<std::byte> record) {
+  const Model& model = *plan.sequence->model;
+  const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
+  const auto page_tokens = static_cast<size_t>(model.geometry.page_tokens);
+  std::vector<const std::byte*> keys(page_tokens);
+  std::vector<const std::byte*> values(page_tokens);
+  // The codes' box, drawn anew: the lane's own digests belong to its calls.
+  std::vector<std::byte> digest(gpu::DigestBytes(model.geometry.head_dim));
+  for (size_t lane = 0; lane < plan.sequence->memory.size(); ++lane) {
+    const LaneMemory& memory = plan.sequence->memory[lane];
+    for (size_t t = 0; t < page_tokens; ++t) {
+      const int32_t slot = plan.slots[lane * page_tokens + t];
+      keys[t] = memory.key_slot(slot);
+      values[t] = memory.value_slot(slot);
+    }
+    const auto part = [&](storage::PagePart which) {
+      return record.subspan(geometry.part_offset(static_cast<uint32_t>(lane), which),
+                            geometry.part_bytes(which));
+    };
+    const std::span<std::byte> page = part(storage::PagePart::kExact);
+    gpu::GatherCpu({.shape = memory.shape, .key_slot = keys, .value_slot = values, .page = page});
+    gpu::DigestCpu(
+        {.shape = memory.shape, .tokens = memory.shape.tokens, .page = page, .digest = digest});
+    gpu::EncodeCpu({.shape = memory.shape,
+                    .page = page,
+                    .digest = digest,
+                    .coarse = part(storage::PagePart::kCoarse),
+                    .fine = part(storage::PagePart::kFine)});
+  }
+  storage::FrameRecord(plan.key, geometry, plan.positions, record);
+}
+
+bool IsOver(const storage::ByteBudget& budget, uint64_t percent) {
+  return budget.used_bytes() > budget.limit_bytes() / 100 * percent;
+}
+
+}  // namespace
+
+void Mover::Kick() {
+  if (is_kicked_.exchange(true)) return;
+  if (!carriers_.Submit("carry", [this] { Carry(); }).ok())
+    is_kicked_ = false;  // A later kick tries again.
+}
+
+void Mover::Carry() {
+  is_kicked_ = false;  // Whoever kicks from now on is heard.
+  EraseOwed();
+  while (const auto plan = cache_.PlanSeal()) {
+    if (!SealOne(*plan)) break;
+  }
+  if (tiers_.rocksdb == nullptr || !IsOver(tiers_.host_budget, kDemoteAbovePercent)) return;
+  while (IsOver(tiers_.host_budget, kDemoteUntilPercent) && MoveOneDown()) {
+  }
+}
+
+bool Mover::SealOne(const CarryPlan& plan) {
+  const Model& model = *plan.sequence->model;
+  const uint64_t bytes = model.geometry.record(model.fingerprint).record_bytes();
+  const RecordBuffer record = MakeRecordBuffer(bytes);
+  BuildRecord(plan, {record.get(), bytes});
+
+  const auto tier = WriteDown({.key = plan.key, .record = {record.get(), bytes}});
+  const bool is_closed = cache_.CommitSeal(plan, tier);
+  if (is_closed) Erase({&plan.key, 1});
+  Reap(plan.sequence);
+  return tier.has_value();
+}
+
+// The host tier, after making room; where that fails, straight into the tier below.
+std::optional<TierName> Mover::WriteDown(const storage::BlockWrite& write) {
+  absl::Status status = tiers_.host.Write({&write, 1});
+  while (absl::IsResourceExhausted(status) && MoveOneDown())
+    status = tiers_.host.Write({&write, 1});
+  if (status.ok()) return TierName::kHost;
+  if (tiers_.rocksdb != nullptr && WriteRocksdb(write).ok()) return TierName::kRocksdb;
+  return std::nullopt;
+}
+
+bool Mover::MoveOneDown() {
+  if (tiers_.rocksdb == nullptr) return false;
+  const auto plan = cache_.PlanMoveDown();
+  if (!plan.has_value()) return false;
+
+  // A block that the host tier lost stays named there: reads answer that it is missing.
+  const storage::BlockPin pin = tiers_.host.Pin(plan->key);
+  const bool is_lost = pin == nullptr;
+  const absl::Status status =
+      is_lost ? absl::OkStatus() : WriteRocksdb({.key = plan->key, .record = *pin});
+  const CarryOutcome outcome = is_lost                           ? CarryOutcome::kLost
+                               : status.ok()                     ? CarryOutcome::kMoved
+                               : absl::IsInvalidArgument(status) ? CarryOutcome::kLost
+                                                                 : CarryOutcome::kRetry;
+  const bool is_closed = cache_.CommitMoveDown(*plan, outcome);
+  if (is_closed) {
+    Erase({&plan->key, 1});
+  } else if (outcome == CarryOutcome::kMoved) {
+    if (!tiers_.host.Erase({&plan->key, 1}).ok()) {
+      const absl::MutexLock lock(&mu_);
+      owed_host_.push_back(plan->key);
+    }
+  }
+  Reap(plan->sequence);
+  return outcome != CarryOutcome::kRetry;
+}
+
+absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
+  const absl::Status status = tiers_.rocksdb->Write({&write, 1});
+  const absl::MutexLock lock(&mu_);
+  if (status.ok() || absl::IsInvalidArgument(status)) {
+    degraded_.clear();
+  } else {
+    degraded_ = std::string(status.message());
+  }
+  return status;
+}
+
+absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
+  if (bytes == 0) return absl::OkStatus();
+  while (!tiers_.host_budget.TryCharge(bytes)) {
+    if (clock_.SinceStart() < deadline && MoveOneDown()) continue;
+    return Refuse(
+        absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+        absl::StrCat("host tier: ", bytes, " B for digests and score state do not fit, ",
+                     tiers_.host_budget.free_bytes(), " of ", tiers_.host_budget.limit_bytes(),
+                     " B are free; close sequences, or raise the host budget"));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t Mover::CapacityBytes(uint64_t record_bytes, uint64_t metadata_bytes) const {
+  // One record's room in the host stays free, so that blocks can always move through it.
+  const uint64_t limit = tiers_.host_budget.limit_bytes();
+  const uint64_t taken = metadata_bytes + tiers_.host.CostBytes(record_bytes);
+  const uint64_t host = limit > taken ? (limit - taken) / tiers_.host.CostBytes(record_bytes) : 0;
+  if (tiers_.rocksdb == nullptr) return host * record_bytes;
+
+  const storage::TierUsage usage = tiers_.rocksdb->Usage();
+  const uint64_t below = Degraded().empty() ? usage.budget_bytes : usage.used_bytes;
+  return (host + below / tiers_.rocksdb->CostBytes(record_bytes)) * record_bytes;
+}
+
+void Mover::Erase(std::span<const storage::BlockKey> keys) {
+  if (keys.empty()) return;
+  const bool host_erased = tiers_.host.Erase(keys).ok();
+  const bool below_erased = tiers_.rocksdb == nullptr || tiers_.rocksdb->Erase(keys).ok();
+  const absl::MutexLock lock(&mu_);
+  if (!host_erased) owed_host_.insert(owed_host_.end(), keys.begin(), keys.end());
+  if (!below_erased) owed_rocksdb_.insert(owed_rocksdb_.end(), keys.begin(), keys.end());
+}
+
+void Mover::EraseOwed() {
+  std::vector<storage::BlockKey> host;
+  std::vector<storage::BlockKey> below;
+  {
+    const absl::MutexLock lock(&mu_);
+    host.swap(owed_host_);
+    below.swap(owed_rocksdb_);
+  }
+  const bool host_erased = host.empty() || tiers_.host.Erase(host).ok();
+  const bool below_erased = below.empty() || tiers_.rocksdb->Erase(below).ok();
+  const absl::MutexLock lock(&mu_);
+  if (!host_erased) owed_host_.insert(owed_host_.end(), host.begin(), host.end());
+  if (!below_erased) owed_rocksdb_.insert(owed_rocksdb_.end(), below.begin(), below.end());
+}
+
+void Mover::Reap(const SequenceRef& sequence) {
+  if (!cache_.MayReap(sequence)) return;
+  std::memset(sequence->memory.front().frames, 0,
+              sequence->facts.pool_bytes);  // Closed: nobody writes it now.
+  cache_.Reap(sequence);
+}
+
+std::string Mover::Degraded() const {
+  const absl::MutexLock lock(&mu_);
+  return degraded_;
+}
+
+}  // namespace ebbtide::service

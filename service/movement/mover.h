@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Carries blocks down: complete blocks into the host tier (sealing), and from there into the
+// RocksDB tier when the host stands over its watermark. Plans come from the cache; it knows bytes
+// and tiers, no policy. Tested by tests/unit/service/mover_test.cc and tests/simulation/.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "base/executor.h"
+#include "service/cache.h"
+#include "storage/byte_budget.h"
+#include "storage/tier.h"
+
+namespace ebbtide::service {
+
+// Watermarks of the host tier, in percent of its budget.
+inline constexpr uint64_t kDemoteAbovePercent = 85;
+inline constexpr uint64_t kDemoteUntilPercent = 75;
+
+struct LowerTiers {
+  storage::Tier& host;
+  storage::ByteBudget& host_budget;
+  storage::Tier* rocksdb = nullptr;  // Null: none.
+};
+
+// Thread-safe.
+class Mover {
+ public:
+  Mover(Cache& cache, Clock& clock, Executor& carriers, LowerTiers tiers)
+      : cache_(cache), clock_(clock), carriers_(carriers), tiers_(tiers) {}
+
+  // Has the carriers seal and move whatever there is to seal and move.
+  void Kick();
+
+  // Charges `bytes` of host memory, moving blocks down until they fit.
+  //   kResourceExhausted  LOWER_TIERS_FULL: nothing was charged
+  absl::Status ChargeHost(uint64_t bytes, absl::Duration deadline);
+  void ReleaseHost(uint64_t bytes) { tiers_.host_budget.Release(bytes); }
+
+  // What records of `record_bytes` the lower tiers could hold in all, in bytes of such records.
+  uint64_t CapacityBytes(uint64_t record_bytes, uint64_t metadata_bytes) const;
+
+  // Erases a closed sequence's blocks in every tier. A tier that does not answer is asked again
+  // later.
+  void Erase(std::span<const storage::BlockKey> keys);
+
+  // Zeroes a closed sequence's frames and gives them back, unless a carrier still reads them: then
+  // the carrier does.
+  void Reap(const SequenceRef& sequence);
+
+  // Why the RocksDB tier does not take blocks now; "" when it does.
+  std::string Degraded() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void Carry();
+  bool SealOne(const CarryPlan& plan);
+  std::optional<TierName> WriteDown(const storage::BlockWrite& write);
+  bool MoveOneDown();
+  absl::Status WriteRocksdb(const storage::BlockWrite& write) ABSL_LOCKS_EXCLUDED(mu_);
+  void EraseOwed() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Fixed after construction.
+  Cache& cache_;
+  Clock& clock_;
+  Executor& carriers_;
+  const LowerTiers tiers_;
+
+  // Synchronised by itself.
+  std::atomic<bool> is_kicked_ = false;
+
+  // Guarded by mu_.
+  mutable absl::Mutex mu_;
+  std::string degraded_ ABSL_GUARDED_BY(mu_);
+  std::vector<storage::BlockKey> owed_host_
+      ABSL_GUARDED_BY(mu_);  // Erasures that the tier did not take.
+  std::vector<storage::BlockKey> owed_rocksdb_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ebbtide::service

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/movement/page_source.h"
+
+#include <algorithm>
+
+#include "gpu/kernels/gather.h"
+
+namespace ebbtide::service {
+namespace {
+
+FetchState StateOf(storage::PageState state) {
+  switch (state) {
+    case storage::PageState::kOk:
+      return FetchState::kOk;
+    case storage::PageState::kMissing:
+      return FetchState::kMissing;
+    case storage::PageState::kCorrupt:
+      return FetchState::kCorrupt;
+  }
+  return FetchState::kMissing;
+}
+
+}  // namespace
+
+void Staging::TakeShare() {
+  const absl::MutexLock lock(&mu_);
+  const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return free_ > 0; };
+  mu_.Await(absl::Condition(&is_free));
+  --free_;
+}
+
+void Staging::GiveShare() {
+  const absl::MutexLock lock(&mu_);
+  ++free_;
+}
+
+PageSource::PageSource(Cache& cache, const LowerTiers& tiers, Staging& staging,
+                       SequenceRef sequence, int layer)
+    : cache_(cache),
+      tiers_(tiers),
+      staging_(staging),
+      sequence_(std::move(sequence)),
+      layer_(layer) {}
+
+PageSource::~PageSource() {
+  if (holds_share_) staging_.GiveShare();
+}
+
+uint64_t PageSource::bytes_of(storage::PagePart part) const {
+  return sequence_->model->geometry.record(sequence_->model->fingerprint).part_bytes(part);
+}
+
+std::span<std::byte> PageSource::Stage(size_t bytes) {
+  return staged_.emplace_back(bytes);
+}
+
+void PageSource::Fetch(std::span<PageRequest> requests) {
+  pins_.clear();
+  staged_.clear();
+  if (!holds_share_) staging_.TakeShare();
+  holds_share_ = true;
+  std::vector<Block> places = cache_.Places(sequence_);
+  std::vector<PageRequest*> below;
+  for (PageRequest& request : requests) {
+    const Block& block = places[static_cast<size_t>(request.page)];
+    if (block.stage != BlockStage::kSealed) {
+      FetchFromSlots(request);
+    } else if (block.tier == TierName::kRocksdb || !FetchInPlace(request)) {
+      below.push_back(&request);  // Or it moved down since the cache was asked.
+    }
+  }
+  FetchStaged(below);
+}
+
+void PageSource::FetchFromSlots(PageRequest& request) {
+  const LaneMemory& memory = sequence_->memory[static_cast<size_t>(
+      layer_ * sequence_->model->geometry.kv_heads + request.kv_head)];
+  const Lane& lane = sequence_->facts.lane(layer_, request.kv_head);
+  const int32_t first = request.page * memory.shape.tokens;
+  const int32_t end = std::min(first + memory.shape.tokens, lane.length());
+  std::vector<const std::byte*> keys;
+  std::vector<const std::byte*> values;
+  for (int32_t index = first; index < end; ++index) {
+    const int32_t slot = lane.slot_of(index);
+    // Reclaimed since the cache was asked: its block is confirmed by now, and below.
+    if (slot == kNoSlot) return;
+    keys.push_back(memory.key_slot(slot));
+    values.push_back(memory.value_slot(slot));
+  }
+  const std::span<std::byte> page = Stage(memory.shape.page_bytes());
+  gpu::GatherCpu({.shape = memory.shape, .key_slot = keys, .value_slot = values, .page = page});
+  request.bytes = page;
+  request.part = storage::PagePart::kExact;
+  request.tier = TierName::kDevice;
+  request.state = FetchState::kOk;
+}
+
+bool PageSource::FetchInPlace(PageRequest& request) {
+  const storage::BlockPin pin = tiers_.host.Pin(sequence_->facts.key(request.page));
+  if (pin == nullptr) return false;
+  pins_.push_back(pin);
+  request.tier = TierName::kHost;
+  request.state = FetchState::kCorrupt;
+  const auto header = storage::ParseHeader(*pin);
+  if (!header.ok() || header->key != sequence_->facts.key(request.page)) return true;
+  const auto page =
+      static_cast<uint32_t>(layer_ * sequence_->model->geometry.kv_heads + request.kv_head);
+  const storage::RecordGeometry& geometry = header->geometry;
+  const auto bytes =
+      pin->subspan(geometry.part_offset(page, request.part), geometry.part_bytes(request.part));
+  if (!storage::PartIsIntact(*header, page, request.part, bytes)) return true;
+  request.bytes = bytes;
+  request.state = FetchState::kOk;
+  return true;
+}
+
+void PageSource::FetchStaged(std::span<PageRequest*> requests) {
+  if (requests.empty()) return;
+  const Model& model = *sequence_->model;
+  const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
+  std::vector<storage::PageRead> reads;
+  for (PageRequest* request : requests) {
+    request->tier = TierName::kRocksdb;
+    reads.push_back(
+        {.key = sequence_->facts.key(request->page),
+         .page = static_cast<uint32_t>(layer_ * model.geometry.kv_heads + request->kv_head),
+         .part = request->part,
+         .into = Stage(geometry.part_bytes(request->part))});
+  }
+  const bool answered = tiers_.rocksdb != nullptr && tiers_.rocksdb->Read(reads).ok();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i]->bytes = reads[i].into;
+    requests[i]->state = answered ? StateOf(reads[i].state) : FetchState::kUnavailable;
+  }
+}
+
+}  // namespace ebbtide::service

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Brings parts of absent pages within reach of a kernel: in place where the host tier keeps them,
+// staged from the RocksDB tier, gathered from slots where no copy below is confirmed yet. Every
+// part is checked before it is handed out. Tested by tests/unit/service/page_source_test.cc.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "service/cache.h"
+#include "service/movement/mover.h"
+#include "storage/block_record.h"
+#include "storage/tier.h"
+
+namespace ebbtide::service {
+
+enum class FetchState : uint8_t { kOk, kMissing, kCorrupt, kUnavailable };
+
+struct PageRequest {
+  int kv_head = 0;
+  int32_t page = 0;
+  storage::PagePart part = storage::PagePart::kExact;
+  // Out:
+  std::span<const std::byte> bytes = {};  // Valid until the next Fetch.
+  TierName tier = TierName::kHost;        // kDevice: gathered from slots.
+  FetchState state = FetchState::kMissing;
+};
+
+// Memory for staged pages: a few equal shares, charged to the host tier once. Thread-safe.
+class Staging {
+ public:
+  static constexpr int kShares = 4;
+  explicit Staging(uint64_t bytes) : share_bytes_(bytes / kShares) {}
+  uint64_t share_bytes() const { return share_bytes_; }
+  void TakeShare() ABSL_LOCKS_EXCLUDED(mu_);  // Waits for another fetch to give its share back.
+  void GiveShare() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  const uint64_t share_bytes_;
+  absl::Mutex mu_;
+  int free_ ABSL_GUARDED_BY(mu_) = kShares;
+};
+
+// One layer's call. Thread-compatible.
+class PageSource {
+ public:
+  PageSource(Cache& cache, const LowerTiers& tiers, Staging& staging, SequenceRef sequence,
+             int layer);
+  ~PageSource();
+
+  // How many bytes a caller should ask for in one Fetch.
+  uint64_t group_bytes() const { return staging_.share_bytes(); }
+  uint64_t bytes_of(storage::PagePart part) const;
+
+  // Fills each request. The bytes of the last Fetch are given up.
+  void Fetch(std::span<PageRequest> requests);
+
+ private:
+  void FetchFromSlots(PageRequest& request);
+  bool FetchInPlace(PageRequest& request);
+  void FetchStaged(std::span<PageRequest*> requests);
+  std::span<std::byte> Stage(size_t bytes);
+
+  Cache& cache_;
+  const LowerTiers tiers_;
+  Staging& staging_;
+  const SequenceRef sequence_;
+  const int layer_;
+  bool holds_share_ = false;
+  std::vector<storage::BlockPin> pins_;
+  std::vector<std::vector<std::byte>> staged_;
+};
+
+}  // namespace ebbtide::service

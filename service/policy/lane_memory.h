@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What belongs to one lane beside the cache's facts: where its bytes lie, norms, digests, score
+// state. Touched only by the call in flight of its layer, so it needs no lock.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "gpu/extent.h"
+#include "gpu/kernels/digest.h"
+#include "gpu/shape.h"
+#include "service/model/lane.h"
+
+namespace ebbtide::service {
+
+struct LaneMemory {
+  // Fixed while the sequence is open.
+  gpu::PageShape shape;
+  std::byte* frames = nullptr;  // The lane's run of frames in the device pool.
+
+  // By token index.
+  std::vector<float> value_norm;  // |v|, rounded up
+  std::vector<float> score;       // Latest; larger stays.
+  std::vector<double> mass;  // h2o: attention drawn so far; tova: by the last query. Else empty.
+
+  // Of all tokens so far.
+  float key_norm_max = 0;
+  float value_norm_max = 0;
+
+  std::vector<std::byte> digests;  // One per complete page.
+
+  // snapkv: the last queries.
+  std::vector<float> window_query;    // [window, group, head_dim], a ring
+  std::vector<int32_t> window_index;  // [window] token indices
+  int32_t window_next = 0;            // Ring position of the next query.
+  int32_t queries_since_refresh = 0;
+  bool is_score_stale = true;
+
+  // Takes note of appended tokens.
+  void NoteTokens(std::span<const float> key_norms, std::span<const float> value_norms,
+                  bool keeps_mass);
+  // Draws the digest of each page that is complete and has none yet; its tokens are all in slots.
+  void DigestCompletePages(const Lane& lane);
+
+  std::byte* key_slot(int32_t slot) const {
+    return frames + static_cast<size_t>(slot / shape.tokens) * shape.page_bytes() +
+           static_cast<size_t>(slot % shape.tokens) * shape.row_bytes();
+  }
+  std::byte* value_slot(int32_t slot) const { return key_slot(slot) + shape.half_bytes(); }
+  std::span<const std::byte> digest(int32_t page) const {
+    const size_t bytes = gpu::DigestBytes(shape.head_dim);
+    return std::span(digests).subspan(static_cast<size_t>(page) * bytes, bytes);
+  }
+  int32_t digested_pages() const {
+    return static_cast<int32_t>(digests.size() / gpu::DigestBytes(shape.head_dim));
+  }
+};
+
+// The lane's frames as extents. `slot_index` [slots] must outlive them.
+std::vector<gpu::Extent> FrameExtents(const LaneMemory& memory,
+                                      std::span<const int32_t> slot_index);
+
+// Host bytes that one block adds to a sequence beside its record: digests, norms, score state,
+// positions and slot numbers of its tokens.
+uint64_t MetadataBytesPerBlock(const gpu::PageShape& shape, int lanes, bool keeps_mass);
+
+}  // namespace ebbtide::service

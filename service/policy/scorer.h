@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Scorer says how much each resident token of a lane is worth; larger stays. Each published idea
+// is one file in scorers/. Tested by tests/unit/service/scorer_test.cc.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "gpu/extent.h"
+#include "service/policy/lane_memory.h"
+#include "service/policy/policy.h"
+
+namespace ebbtide::service {
+
+// What of a lane was attended, with its logits: the working set, and pages recalled.
+struct AttendedPart {
+  std::span<const int32_t> index;  // [slots] token index, or gpu::kNoToken
+  std::span<const float> logits;   // [group, queries, slots]
+};
+
+// One answer, as a scorer may look at it.
+struct Observation {
+  int group = 1;
+  int queries = 1;
+  std::span<const float> query;          // [group, queries, head_dim]
+  std::span<const int32_t> query_index;  // [queries]
+  std::span<const AttendedPart> parts;   // Empty unless the scorer wants logits.
+  std::span<const float> lse;            // [group, queries] over all parts; -inf: not observed
+  bool ends_prefill_call = false;
+};
+
+// A lane's working set between calls.
+struct WorkingSet {
+  float scale = 0;
+  int group = 1;
+  std::span<const gpu::Extent> extents;
+  std::span<const int32_t> slot_index;  // [slots]
+};
+
+// Thread-compatible and without state: a lane's state is in its LaneMemory.
+class Scorer {
+ public:
+  virtual ~Scorer() = default;
+
+  // Must Observe see the logits of every observed query?
+  virtual bool wants_logits() const { return false; }
+  // Takes note of an answer's queries.
+  virtual void Observe(const Observation& observation, LaneMemory& memory) const = 0;
+  // Is the score of memory.score still the latest? If so, Score need not be called.
+  virtual bool is_fresh(const LaneMemory& memory) const = 0;
+  // score[s] for each slot that holds a token; 0 elsewhere. For bases that are weighted by values,
+  // not negative.
+  virtual void Score(const WorkingSet& set, LaneMemory& memory, std::span<float> score) const = 0;
+};
+
+// A resolved policy with the scorer of its base.
+struct Policy {
+  explicit Policy(ResolvedPolicy as_resolved);
+  const ResolvedPolicy resolved;
+  const std::unique_ptr<const Scorer> scorer;
+};
+
+// Renews memory.score of every resident token if it is stale: base, then value weighting.
+void RefreshScores(const Policy& policy, const WorkingSet& set, LaneMemory& memory);
+
+// The tokens that leave so that at most `budget` stay resident, in the order they leave:
+// unprotected tokens with index < candidate_end of the lowest (score, index).
+//   length         tokens of the lane
+//   candidate_end  first index that is not complete in every layer
+struct ChoiceArgs {
+  int32_t budget = 0;
+  int32_t length = 0;
+  int32_t candidate_end = 0;
+};
+std::vector<int32_t> ChooseVictims(const Policy& policy, const WorkingSet& set,
+                                   const ChoiceArgs& args, LaneMemory& memory);
+
+// Which of a lane's tokens no policy may choose: "sink", "recent", "open block", or "" for the
+// others.
+std::string_view ProtectionOf(const ResolvedPolicy& policy, int32_t index, int32_t length,
+                              int32_t candidate_end);
+
+}  // namespace ebbtide::service

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TOVA (arXiv:2401.06104): a token is worth the attention of the last query, averaged over the
+// group (per kv head, where the original averages over the whole layer).
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "service/policy/scorers/mass_of_parts.h"
+#include "service/policy/scorers/scorers.h"
+
+namespace ebbtide::service {
+namespace {
+
+class TovaScorer final : public Scorer {
+ public:
+  bool wants_logits() const override { return true; }
+
+  void Observe(const Observation& observation, LaneMemory& memory) const override {
+    std::vector<float> last(observation.lse.size(), -std::numeric_limits<float>::infinity());
+    const auto queries = static_cast<size_t>(observation.queries);
+    for (size_t row = queries - 1; row < last.size(); row += queries)
+      last[row] = observation.lse[row];
+    std::ranges::fill(memory.mass, 0.0);
+    AddMass(observation, last, memory);
+  }
+
+  bool is_fresh(const LaneMemory&) const override { return false; }
+
+  void Score(const WorkingSet& set, LaneMemory& memory, std::span<float> score) const override {
+    ScoreByMass(set, memory, score);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Scorer> MakeTova() {
+  return std::make_unique<TovaScorer>();
+}
+
+}  // namespace ebbtide::service
