@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a test once for each SIMD target of this build, forced; one that this CPU lacks says "not
-// run".
+// Runs a test once for each SIMD target of this build, forced, and where asked on the reference
+// loops too; a target that this CPU lacks says "not run".
 //
 //   using AttendOnTarget = OnTarget;
 //   TEST_P(AttendOnTarget, AgreesWithReference) { … }
@@ -20,15 +20,27 @@ namespace ebbtide::gpu {
 class OnTarget : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (!ForceSimdTarget(GetParam()).ok()) {
+    if (GetParam() != "reference" && !ForceSimdTarget(GetParam()).ok()) {
       GTEST_SKIP() << "not run: this build or CPU has no " << GetParam();
     }
   }
   void TearDown() override { ASSERT_TRUE(ForceSimdTarget("auto").ok()); }
 };
 
+// With "reference" among the targets.
+class OnReferenceAndTarget : public OnTarget {
+ protected:
+  template <class Function>
+  Function* Choose(Function* reference, Function* cpu) const {
+    return GetParam() == "reference" ? reference : cpu;
+  }
+};
+
 inline auto EveryTarget() {
   return testing::Values("avx512", "avx2", "sse4");
+}
+inline auto ReferenceAndEveryTarget() {
+  return testing::Values("reference", "avx512", "avx2", "sse4");
 }
 
 inline std::string TargetName(const testing::TestParamInfo<std::string>& target) {
