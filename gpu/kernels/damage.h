@@ -19,10 +19,11 @@ struct DamageArgs {
   int head_dim = 0;
   int rows = 1;
   std::span<const Extent> extents;  // Slots with kNoToken get 0.
-  std::span<const float> logits;    // [rows, slots] with lse below: weights are exp(logits - lse)
-  std::span<const float> lse;       // [rows] over these extents and the rest below
-  std::span<const float> centre;    // [rows, head_dim] the output of each row (CAOTE), or the mean
-                                    // value repeated (FastCAOTE)
+  // [rows, slots] with lse below: weights are exp(logits - lse). -inf where a slot holds nothing.
+  std::span<const float> logits;
+  std::span<const float> lse;     // [rows] over these extents and the rest below
+  std::span<const float> centre;  // [rows, head_dim] the output of each row (CAOTE), or the mean
+                                  // value repeated (FastCAOTE)
   std::span<const float> value_norm = {};  // [slots] |value|, kept since the append; empty: unknown
   // What the rows attended to beside the extents, as one partial attention (merge.h): tokens
   // recalled in place, or a learned sink (output 0). Empty: nothing. FastCAOTE has no use for it.
@@ -38,13 +39,17 @@ struct DamageArgs {
 //             where a > 1/2 the leave-one-out form a * |o_without_s - value[s]| is used, from the
 //             logits and values of all others (rest included): no cancellation however near a is to
 //             1. Without any others o_without_s is 0, as attention over nothing is.
-//   Numerics  1 - a as -expm1(z - lse); f32; CPU within 1e-5 * damage + 1e-6 * a * |o - v| of f64;
-//             always finite
+//   Numerics  1 - a as -expm1(z - lse); f32; CPU within 1e-5 * damage + 1e-6 * a * |o - v| + 1e-30
+//   of
+//             f64; always finite; rows whose lse is -inf add nothing
 //   Repeats   bit for bit, for one build and SIMD target
 //   Cost      reads each value once; 3 * rows * slots * head_dim flops, 5 for rows with an a > 1/2
 //   Source    CAOTE arXiv:2504.14051; sum over rows: identity 7 of docs/policies.md
 void DamageReference(const DamageArgs& args);
 void DamageCpu(const DamageArgs& args);
+
+// Stops the process where a size disagrees with the shape.
+void CheckDamage(const DamageArgs& args);
 
 // FastCAOTE: the same with `centre` taken as given and no leave-one-out form, as its formula has
 // it: damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2). 1 - a is taken as 2^-24 where
@@ -52,7 +57,11 @@ void DamageCpu(const DamageArgs& args);
 void FastDamageReference(const DamageArgs& args);
 void FastDamageCpu(const DamageArgs& args);
 
-// centre[r] = sum_s exp(logits[r,s] - lse[r]) * value[s]: the "output" of a normalised base score.
+// output[r] = sum_s weight[r,s] * value[s]: the "output" of a normalised base score, CAOTE's
+// centre.
+//   Numerics  f32 within a tile of slots, f64 across tiles
+//   Repeats   bit for bit, for one build and SIMD target
+//   Cost      reads each value once per four rows
 struct WeightedValueArgs {
   Dtype dtype = Dtype::kF16;
   int head_dim = 0;
@@ -63,5 +72,7 @@ struct WeightedValueArgs {
 };
 void WeightedValueReference(const WeightedValueArgs& args);
 void WeightedValueCpu(const WeightedValueArgs& args);
+
+void CheckWeightedValue(const WeightedValueArgs& args);
 
 }  // namespace ebbtide::gpu

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "gpu/element.h"
 #include "gpu/kernels/damage.h"
 
@@ -98,6 +99,7 @@ void RootSumSquare(const DamageArgs& args, RowFunction row_damage) {
   for (size_t t = 0; t < values.slot.size(); ++t) {
     double sum = 0;
     for (size_t r = 0; r < static_cast<size_t>(args.rows); ++r) {
+      if (args.lse[r] == kMinusInfinity) continue;  // The row saw nothing.
       const double damage = row_damage(args, values, r, t);
       sum += damage * damage;
     }
@@ -106,7 +108,41 @@ void RootSumSquare(const DamageArgs& args, RowFunction row_damage) {
   }
 }
 
+size_t CheckValues(std::span<const Extent> extents, int rows, int head_dim) {
+  EBBTIDE_CHECK(head_dim >= 1 && head_dim <= kHeadDimMax, "damage: head_dim is 1 to 256");
+  EBBTIDE_CHECK(rows >= 1, "damage: there is at least one row");
+  size_t slots = 0;
+  for (const Extent& extent : extents) {
+    EBBTIDE_CHECK(extent.slots == 0 || (extent.value != nullptr && extent.index != nullptr),
+                  "damage: an extent has slots but no memory");
+    slots += static_cast<size_t>(extent.slots);
+  }
+  return slots;
+}
+
 }  // namespace
+
+void CheckDamage(const DamageArgs& args) {
+  const size_t slots = CheckValues(args.extents, args.rows, args.head_dim);
+  const auto rows = static_cast<size_t>(args.rows);
+  const auto dim = static_cast<size_t>(args.head_dim);
+  EBBTIDE_CHECK(args.logits.size() == rows * slots, "damage: logits is [rows, slots]");
+  EBBTIDE_CHECK(args.lse.size() == rows, "damage: lse is [rows]");
+  EBBTIDE_CHECK(args.centre.size() == rows * dim, "damage: centre is [rows, head_dim]");
+  EBBTIDE_CHECK(args.rest_lse.empty() || args.rest_lse.size() == rows,
+                "damage: rest_lse is [rows] or empty");
+  EBBTIDE_CHECK(args.rest_output.size() == args.rest_lse.size() * dim,
+                "damage: rest_output is [rows, head_dim], or empty with rest_lse");
+  EBBTIDE_CHECK(args.damage.size() == slots, "damage: damage is [slots]");
+}
+
+void CheckWeightedValue(const WeightedValueArgs& args) {
+  const size_t slots = CheckValues(args.extents, args.rows, args.head_dim);
+  const auto rows = static_cast<size_t>(args.rows);
+  EBBTIDE_CHECK(args.weight.size() == rows * slots, "weighted value: weight is [rows, slots]");
+  EBBTIDE_CHECK(args.output.size() == rows * static_cast<size_t>(args.head_dim),
+                "weighted value: output is [rows, head_dim]");
+}
 
 void DamageReference(const DamageArgs& args) {
   RootSumSquare(args, RowDamage);
@@ -117,6 +153,7 @@ void FastDamageReference(const DamageArgs& args) {
 }
 
 void WeightedValueReference(const WeightedValueArgs& args) {
+  CheckWeightedValue(args);
   const Values values = ReadValues(args.extents, args.dtype, args.head_dim);
   const auto dim = static_cast<size_t>(args.head_dim);
   for (size_t r = 0; r < static_cast<size_t>(args.rows); ++r) {

@@ -14,6 +14,8 @@
 
 #include "gtest/gtest.h"
 
+#include "tests/support/random_seed.h"
+#include "tests/unit/gpu/implementation.h"
 #include "tests/unit/gpu/sample_lane.h"
 
 namespace ebbtide::gpu {
@@ -112,24 +114,30 @@ struct Question {
   std::vector<float> output;
 };
 
-class DamageTest : public testing::TestWithParam<Dtype> {
+class DamageTest : public testing::TestWithParam<ImplementationCase> {
  protected:
   std::vector<float> Damage(const Question& question) {
     std::vector<float> damage(question.lane.slots(), -1.0F);
-    DamageReference(question.Args(damage));
+    Run(question.Args(damage));
     return damage;
   }
 
-  uint64_t seed_ = TestSeed(11);
-  testing::ScopedTrace trace_{__FILE__, __LINE__, testing::Message() << "EBBTIDE_SEED=" << seed_};
-  std::mt19937_64 random_{seed_};
+  void Run(const DamageArgs& args) { implementation_.Choose(DamageReference, DamageCpu)(args); }
+
+  Implementation implementation_{GetParam().name};
+
+  std::mt19937_64 random_{test::RandomSeed()};
 };
 
 TEST_P(DamageTest, DamageIsTheErrorOfAttendingWithoutTheToken) {
   for (const double spread : {0.1, 1.0, 3.0, 10.0}) {
-    const SampleLane lane(
-        {.dtype = GetParam(), .head_dim = 24, .slots = 70, .extent_slots = 32, .empty_one_in = 6},
-        random_);
+    const SampleLane lane({.dtype = GetParam().dtype,
+                           .head_dim = 24,
+                           .slots = 70,
+                           .extent_slots = 32,
+                           .empty_one_in = 6,
+                           .poison_empty = true},
+                          random_);
     const Question question(lane, 3, spread, random_);
 
     const std::vector<float> damage = Damage(question);
@@ -144,7 +152,7 @@ TEST_P(DamageTest, DamageIsTheErrorOfAttendingWithoutTheToken) {
 
 TEST_P(DamageTest, WeightNextToOneStaysExact) {
   for (const float peak : {5.0F, 20.0F, 60.0F, 400.0F, 5000.0F}) {
-    const SampleLane lane({.dtype = GetParam(), .head_dim = 16, .slots = 20}, random_);
+    const SampleLane lane({.dtype = GetParam().dtype, .head_dim = 16, .slots = 20}, random_);
     Question question(lane, 2, 1.0, random_);
     question.logits[7] = peak;
     question.Answer();
@@ -156,7 +164,7 @@ TEST_P(DamageTest, WeightNextToOneStaysExact) {
 }
 
 TEST_P(DamageTest, OnlyTokenIsWorthItsValue) {
-  const SampleLane lane({.dtype = GetParam(), .head_dim = 8, .slots = 1}, random_);
+  const SampleLane lane({.dtype = GetParam().dtype, .head_dim = 8, .slots = 1}, random_);
   const Question question(lane, 1, 1.0, random_);
   double norm = 0;
   for (size_t d = 0; d < 8; ++d) norm += lane.value(0, d) * lane.value(0, d);
@@ -165,8 +173,8 @@ TEST_P(DamageTest, OnlyTokenIsWorthItsValue) {
 }
 
 TEST_P(DamageTest, TokensAttendedElsewhereCountAsOthers) {
-  const SampleLane lane({.dtype = GetParam(), .head_dim = 16, .slots = 24, .extent_slots = 12},
-                        random_);
+  const SampleLane lane(
+      {.dtype = GetParam().dtype, .head_dim = 16, .slots = 24, .extent_slots = 12}, random_);
   Question whole(lane, 2, 1.0, random_);
   whole.logits[3] = 30.0F;  // One dominant token in row 0: its leave-one-out form needs the rest.
   whole.Answer();
@@ -195,19 +203,19 @@ TEST_P(DamageTest, TokensAttendedElsewhereCountAsOthers) {
   args.logits = near_logits;
   args.rest_lse = rest_lse;
   args.rest_output = rest_output;
-  DamageReference(args);
+  Run(args);
 
   for (size_t s = 0; s < 12; ++s) EXPECT_NEAR(damage[s], expected[s], 2e-6 * expected[s]) << s;
 }
 
 TEST_P(DamageTest, FastDamageFollowsItsFormulaAndStaysFinite) {
-  const SampleLane lane({.dtype = GetParam(), .head_dim = 16, .slots = 10}, random_);
+  const SampleLane lane({.dtype = GetParam().dtype, .head_dim = 16, .slots = 10}, random_);
   Question question(lane, 1, 1.0, random_);
   question.logits[4] = 300.0F;
   question.Answer();
   std::vector<float> damage(10);
 
-  FastDamageReference(question.Args(damage));
+  implementation_.Choose(FastDamageReference, FastDamageCpu)(question.Args(damage));
 
   for (size_t s = 0; s < 10; ++s) {
     const double a = std::exp(static_cast<double>(question.logits[s]) - question.lse[0]);
@@ -222,9 +230,13 @@ TEST_P(DamageTest, FastDamageFollowsItsFormulaAndStaysFinite) {
 }
 
 TEST_P(DamageTest, WeightedValueIsTheSumOfValues) {
-  const SampleLane lane(
-      {.dtype = GetParam(), .head_dim = 20, .slots = 45, .extent_slots = 8, .empty_one_in = 4},
-      random_);
+  const SampleLane lane({.dtype = GetParam().dtype,
+                         .head_dim = 20,
+                         .slots = 45,
+                         .extent_slots = 8,
+                         .empty_one_in = 4,
+                         .poison_empty = true},
+                        random_);
   std::uniform_real_distribution<float> uniform;
   std::vector<float> weight(2 * lane.slots());
   for (size_t i = 0; i < weight.size(); ++i) {
@@ -232,18 +244,19 @@ TEST_P(DamageTest, WeightedValueIsTheSumOfValues) {
   }
   std::vector<float> output(2 * lane.dim(), 99.0F);
 
-  WeightedValueReference({.dtype = GetParam(),
-                          .head_dim = 20,
-                          .rows = 2,
-                          .extents = lane.extents(),
-                          .weight = weight,
-                          .output = output});
+  implementation_.Choose(WeightedValueReference, WeightedValueCpu)({.dtype = GetParam().dtype,
+                                                                    .head_dim = 20,
+                                                                    .rows = 2,
+                                                                    .extents = lane.extents(),
+                                                                    .weight = weight,
+                                                                    .output = output});
 
   for (size_t r = 0; r < 2; ++r) {
     for (size_t d = 0; d < lane.dim(); ++d) {
       double sum = 0;
       double magnitude = 0;
       for (size_t s = 0; s < lane.slots(); ++s) {
+        if (lane.is_empty(s)) continue;
         const double term = static_cast<double>(weight[r * lane.slots() + s]) * lane.value(s, d);
         sum += term;
         magnitude += std::fabs(term);
@@ -253,8 +266,52 @@ TEST_P(DamageTest, WeightedValueIsTheSumOfValues) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryDtype, DamageTest, testing::Values(Dtype::kF32, Dtype::kF16),
-                         [](const auto& test) { return std::string(DtypeName(test.param)); });
+// Sizes that fill tiles and vectors in every way, and rows that do or do not have a dominant token.
+TEST_P(DamageTest, EveryTargetAgreesWithTheReferenceOnLongLanes) {
+  for (const int head_dim : {8, 64, 77, 128}) {
+    for (const int rows : {1, 3, 15}) {
+      const SampleLane lane({.dtype = GetParam().dtype,
+                             .head_dim = head_dim,
+                             .slots = 300,
+                             .extent_slots = 32,
+                             .empty_one_in = 7,
+                             .poison_empty = true},
+                            random_);
+      const Question question(lane, rows, rows == 3 ? 8.0 : 1.0, random_);
+      std::vector<float> exact(lane.slots());
+      std::vector<float> fast(lane.slots());
+      std::vector<float> tested_fast(lane.slots());
+      DamageReference(question.Args(exact));
+      FastDamageReference(question.Args(fast));
+
+      const std::vector<float> tested = Damage(question);
+      implementation_.Choose(FastDamageReference, FastDamageCpu)(question.Args(tested_fast));
+
+      for (size_t s = 0; s < lane.slots(); ++s) {
+        EXPECT_NEAR(tested[s], exact[s], 1e-5 * exact[s] + 1e-30) << s;
+        EXPECT_NEAR(tested_fast[s], fast[s], 1e-5 * fast[s] + 1e-30) << s;
+      }
+    }
+  }
+}
+
+TEST_P(DamageTest, RowThatSawNothingAddsNothing) {
+  const SampleLane lane({.dtype = GetParam().dtype, .head_dim = 16, .slots = 40}, random_);
+  Question both(lane, 2, 1.0, random_);
+  std::fill(both.logits.begin() + 40, both.logits.end(), kMinusInfinity);
+  both.lse[1] = kMinusInfinity;
+  std::fill(both.output.begin() + 16, both.output.end(), 0.0F);
+  const std::vector<float> damage = Damage(both);
+  both.rows = 1;
+  both.logits.resize(40);
+  both.lse.resize(1);
+  both.output.resize(16);
+
+  EXPECT_EQ(damage, Damage(both));
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, DamageTest, testing::ValuesIn(EveryImplementation()),
+                         ImplementationCaseName);
 
 }  // namespace
 }  // namespace ebbtide::gpu

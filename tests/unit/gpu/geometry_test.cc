@@ -8,21 +8,29 @@
 #include <random>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/random_seed.h"
+#include "tests/unit/gpu/implementation.h"
 #include "tests/unit/gpu/sample_lane.h"
 
 namespace ebbtide::gpu {
 namespace {
 
-std::vector<float> KeyDiff(const SampleLane& lane) {
-  std::vector<float> score(lane.slots(), 99.0F);
-  KeyDiffReference({.dtype = lane.options().dtype,
-                    .head_dim = lane.options().head_dim,
-                    .extents = lane.extents(),
-                    .score = score});
-  return score;
-}
+class GeometryTest : public testing::TestWithParam<ImplementationCase> {
+ protected:
+  std::vector<float> KeyDiff(const SampleLane& lane) {
+    std::vector<float> score(lane.slots(), 99.0F);
+    implementation_.Choose(KeyDiffReference, KeyDiffCpu)({.dtype = lane.options().dtype,
+                                                          .head_dim = lane.options().head_dim,
+                                                          .extents = lane.extents(),
+                                                          .score = score});
+    return score;
+  }
+
+  Implementation implementation_{GetParam().name};
+};
 
 double Cosine(const SampleLane& lane, size_t s, size_t t) {
   double dot = 0;
@@ -36,35 +44,40 @@ double Cosine(const SampleLane& lane, size_t s, size_t t) {
   return dot / std::sqrt(s_norm * t_norm);
 }
 
-TEST(GeometryTest, KeyDiffIsProportionalToTheMeanCosineWithAllKeys) {
-  const uint64_t seed = TestSeed(1);
-  SCOPED_TRACE(testing::Message() << "EBBTIDE_SEED=" << seed);
-  std::mt19937_64 random(seed);
-  const SampleLane lane({.head_dim = 24, .slots = 50, .extent_slots = 16, .empty_one_in = 5},
+TEST_P(GeometryTest, KeyDiffIsProportionalToTheMeanCosineWithAllKeys) {
+  std::mt19937_64 random(test::RandomSeed());
+  const SampleLane lane({.dtype = GetParam().dtype,
+                         .head_dim = 52,
+                         .slots = 150,
+                         .extent_slots = 16,
+                         .empty_one_in = 5,
+                         .poison_empty = true},
                         random);
 
   const std::vector<float> score = KeyDiff(lane);
 
-  double ratio = 0;
+  // The mean unit key's squared norm is the mean of all mean cosines.
+  std::vector<double> mean_cosine(lane.slots());
+  double count = 0;
+  for (size_t s = 0; s < lane.slots(); ++s) count += lane.is_empty(s) ? 0 : 1;
+  double squared_norm = 0;
   for (size_t s = 0; s < lane.slots(); ++s) {
-    if (lane.is_empty(s)) {
-      EXPECT_EQ(score[s], 0.0F);
-      continue;
+    for (size_t t = 0; t < lane.slots() && !lane.is_empty(s); ++t) {
+      if (!lane.is_empty(t)) mean_cosine[s] += Cosine(lane, s, t) / count;
     }
-    double mean_cosine = 0;
-    for (size_t t = 0; t < lane.slots(); ++t) {
-      if (!lane.is_empty(t)) mean_cosine += Cosine(lane, s, t);
-    }
-    if (ratio == 0) ratio = score[s] / mean_cosine;
-    EXPECT_LT(ratio, 0);
-    EXPECT_NEAR(score[s], ratio * mean_cosine, 1e-6);
+    squared_norm += mean_cosine[s] / count;
+  }
+  for (size_t s = 0; s < lane.slots(); ++s) {
+    EXPECT_NEAR(score[s], -mean_cosine[s] / std::sqrt(squared_norm), 1e-6) << s;
   }
 }
 
-TEST(GeometryTest, ZeroKeyScoresZeroAndLeavesTheOthersAlone) {
+TEST_P(GeometryTest, ZeroKeyScoresZeroAndLeavesTheOthersAlone) {
   std::mt19937_64 random(2);
-  SampleLane lane({.head_dim = 16, .slots = 9, .extent_slots = 9}, random);
-  SampleLane shorter({.head_dim = 16, .slots = 8, .extent_slots = 8}, random);
+  SampleLane lane({.dtype = GetParam().dtype, .head_dim = 16, .slots = 9, .extent_slots = 9},
+                  random);
+  SampleLane shorter({.dtype = GetParam().dtype, .head_dim = 16, .slots = 8, .extent_slots = 8},
+                     random);
   for (size_t d = 0; d < 16; ++d) {
     for (size_t s = 0; s < 8; ++s) shorter.set_key(s, d, lane.key(s, d));
     lane.set_key(8, d, 0.0);
@@ -74,12 +87,13 @@ TEST(GeometryTest, ZeroKeyScoresZeroAndLeavesTheOthersAlone) {
   const std::vector<float> without = KeyDiff(shorter);
 
   EXPECT_EQ(score[8], 0.0F);
-  for (size_t s = 0; s < 8; ++s) EXPECT_EQ(score[s], without[s]);
+  for (size_t s = 0; s < 8; ++s) EXPECT_EQ(score[s], without[s]) << s;
 }
 
-TEST(GeometryTest, KeysThatCancelScoreZeroRatherThanNothing) {
+TEST_P(GeometryTest, KeysThatCancelScoreZeroRatherThanNothing) {
   std::mt19937_64 random(3);
-  SampleLane lane({.head_dim = 8, .slots = 2, .extent_slots = 2}, random);
+  SampleLane lane({.dtype = GetParam().dtype, .head_dim = 8, .slots = 2, .extent_slots = 2},
+                  random);
   for (size_t d = 0; d < 8; ++d) lane.set_key(1, d, -lane.key(0, d));
 
   const std::vector<float> score = KeyDiff(lane);
@@ -87,6 +101,29 @@ TEST(GeometryTest, KeysThatCancelScoreZeroRatherThanNothing) {
   EXPECT_EQ(score[0], 0.0F);
   EXPECT_EQ(score[1], 0.0F);
 }
+
+TEST_P(GeometryTest, EveryTargetAgreesWithTheReferenceOnALongLane) {
+  std::mt19937_64 random(test::RandomSeed());
+  for (const int head_dim : {8, 64, 77, 128}) {
+    const SampleLane lane({.dtype = GetParam().dtype,
+                           .head_dim = head_dim,
+                           .slots = 1000,
+                           .extent_slots = 32,
+                           .empty_one_in = 9,
+                           .poison_empty = true},
+                          random);
+    std::vector<float> reference(lane.slots());
+    KeyDiffReference({.dtype = GetParam().dtype,
+                      .head_dim = head_dim,
+                      .extents = lane.extents(),
+                      .score = reference});
+
+    EXPECT_THAT(KeyDiff(lane), testing::Pointwise(testing::FloatNear(2e-6F), reference));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, GeometryTest, testing::ValuesIn(EveryImplementation()),
+                         ImplementationCaseName);
 
 }  // namespace
 }  // namespace ebbtide::gpu

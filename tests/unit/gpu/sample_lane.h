@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A lane for tests: keys and values in extents of a few slots each, some slots empty, every element
-// exactly what its dtype can hold. Seeds are printed with failures and accepted back through the
-// environment (EBBTIDE_SEED).
+// exactly what its dtype can hold.
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -19,11 +18,6 @@
 #include "gpu/shape.h"
 
 namespace ebbtide::gpu {
-
-inline uint64_t TestSeed(uint64_t otherwise) {
-  const char* text = std::getenv("EBBTIDE_SEED");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 inline void WriteElement(Dtype dtype, std::byte* array, size_t i, double value) {
   if (dtype == Dtype::kF32) {
