@@ -21,18 +21,18 @@ namespace {
 
 class PlainEngine final : public Engine {
  public:
-  PlainEngine(const EngineOptions& options, const EngineParts& parts, std::span<std::byte> pool,
+  PlainEngine(const EngineOptions& options, const EngineParts& parts, gpu::DeviceBuffer pool,
               uint64_t staging_bytes)
       : parts_(parts),
-        pool_(pool),
+        pool_(std::move(pool)),
         tiers_{.host = parts.host, .host_budget = parts.host_budget, .rocksdb = parts.rocksdb},
         staging_(staging_bytes),
-        cache_({.device_budget_bytes = pool.size(),
+        cache_({.device_budget_bytes = pool_.bytes().size(),
                 .default_recall = options.default_recall,
                 .idle_timeout = options.idle_timeout},
                parts.clock),
         mover_(cache_, parts.clock, parts.carriers, tiers_),
-        attention_(cache_, mover_, staging_, tiers_, parts.clock, parts.parallel) {}
+        attention_(cache_, mover_, staging_, tiers_, parts.clock, parts.parallel, parts.backend) {}
 
   absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
                                          std::string_view weights) override {
@@ -40,7 +40,7 @@ class PlainEngine final : public Engine {
   }
 
   absl::StatusOr<OpenAnswer> OpenSequence(const OpenArgs& args) override {
-    return Counted(cache_.Open(args, pool_.data()));
+    return Counted(cache_.Open(args, pool_.bytes().data()));
   }
 
   std::vector<StepAnswer> Step(const StepCall& call, std::span<const StepItem> items) override {
@@ -105,7 +105,7 @@ class PlainEngine final : public Engine {
   PageBytes ReadOpenPage(const Ticket& ticket, int kv_head, int32_t page);
 
   const EngineParts parts_;
-  const std::span<std::byte> pool_;
+  const gpu::DeviceBuffer pool_;
   const LowerTiers tiers_;
   Staging staging_;
   Cache cache_;
@@ -211,7 +211,7 @@ PageBytes PlainEngine::ReadOpenPage(const Ticket& ticket, int kv_head, int32_t p
 Stats PlainEngine::GetStats() {
   Stats stats = cache_.Counters();
   TierReport device = cache_.DeviceReport();
-  device.place = parts_.device_place;
+  device.place = std::string(parts_.backend.name());
   const TokensByTier tokens = cache_.Tokens();
   device.tokens = tokens.open;
   stats.tiers.push_back(std::move(device));
@@ -255,7 +255,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
         absl::StrCat("host tier: ", staging, " B of staging do not fit its budget of ",
                      parts.host_budget.limit_bytes(), " B; raise host.budget"));
   }
-  return std::make_unique<PlainEngine>(options, parts, parts.pool, staging);
+  EBBTIDE_ASSIGN_OR_RETURN(gpu::DeviceBuffer pool,
+                           parts.backend.Allocate(options.device_budget_bytes));
+  return std::make_unique<PlainEngine>(options, parts, std::move(pool), staging);
 }
 
 }  // namespace ebbtide::service

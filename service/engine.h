@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
+#include "gpu/backend.h"
 #include "service/calls.h"
 #include "storage/byte_budget.h"
 #include "storage/tier.h"
@@ -24,17 +25,17 @@
 namespace ebbtide::service {
 
 struct EngineOptions {
-  std::string default_recall = "bounded(0.02)";
+  uint64_t device_budget_bytes = 0;
+  std::string default_recall = "estimated(0.02)";
   absl::Duration idle_timeout = absl::Minutes(10);
 };
 
 // What an engine stands on. Borrowed; must outlive it.
 struct EngineParts {
   Clock& clock;
-  Executor& carriers;         // Seals and moves run here.
-  ParallelFor& parallel;      // Kernels run here.
-  std::string device_place;   // What kind of memory the pool is, for people.
-  std::span<std::byte> pool;  // The device pool, zeroed.
+  Executor& carriers;     // Seals and moves run here.
+  ParallelFor& parallel;  // What is done per lane or page.
+  gpu::Backend& backend;  // The device: its memory is the pool, its kernels do the arithmetic.
   storage::Tier& host;
   storage::ByteBudget& host_budget;  // The host tier's, which metadata and staging share.
   storage::Tier* rocksdb = nullptr;  // Null: no tier below host.

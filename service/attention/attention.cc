@@ -93,7 +93,7 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
     return refuse(std::move(status));
   }
   AppendTokens(work);
-  if (item.q.has_value()) Answer(work);
+  if (item.q.has_value()) work.answer.status = Answer(work);
 
   const bool was_observed = item.q.has_value() && !work.ticket.replayed;
   const int32_t observed_end = was_observed ? work.ticket.first_index + tokens : 0;
@@ -184,7 +184,7 @@ void Attention::AppendTokens(Work& work) {
   });
 }
 
-void Attention::Answer(Work& work) {
+absl::Status Attention::Answer(Work& work) {
   work.recall = work.sequence().recall;
   if (work.call.phase == Phase::kPrefill) {
     const bool is_exact = work.sequence().prefill.mode == PrefillMode::kExact;
@@ -212,7 +212,7 @@ void Attention::Answer(Work& work) {
     tile = static_cast<int32_t>(std::clamp<int64_t>(kSpillMax / row, 1, work.tokens));
   }
   for (int32_t first = 0; first < work.tokens; first += tile) {
-    AnswerTile(work, first, std::min(tile, work.tokens - first));
+    EBBTIDE_RETURN_IF_ERROR(AnswerTile(work, first, std::min(tile, work.tokens - first)));
   }
   if (work.call.phase == Phase::kDecode) {
     const uint64_t not_met = static_cast<uint64_t>(std::ranges::count(answer.certificate.met, 0));
@@ -225,18 +225,18 @@ void Attention::Answer(Work& work) {
         stats.answers_not_met[std::string(answer.certificate.not_met_reason)] += not_met;
     });
     if (work.item.require_met && not_met > 0) {
-      answer.status =
-          Refuse(absl::StatusCode::kUnavailable, "NOT_MET",
-                 absl::StrCat("sequence \"", std::string(work.item.sequence), "\", layer ",
-                              work.call.layer, ": ", not_met, " of ", tokens,
-                              " tokens are not within recall ", RecallText(work.recall), " (",
-                              std::string(answer.certificate.not_met_reason),
-                              "); the tokens stay appended; ask again, or without require_met"));
+      return Refuse(absl::StatusCode::kUnavailable, "NOT_MET",
+                    absl::StrCat("sequence \"", std::string(work.item.sequence), "\", layer ",
+                                 work.call.layer, ": ", not_met, " of ", tokens,
+                                 " tokens are not within recall ", RecallText(work.recall), " (",
+                                 std::string(answer.certificate.not_met_reason),
+                                 "); the tokens stay appended; ask again, or without require_met"));
     }
   }
+  return absl::OkStatus();
 }
 
-void Attention::AnswerTile(Work& work, int32_t first_query, int32_t queries) {
+absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t queries) {
   const Geometry& geometry = work.geometry;
   const auto head_dim = static_cast<size_t>(geometry.head_dim);
   const auto group = static_cast<size_t>(geometry.group());
@@ -270,17 +270,28 @@ void Attention::AnswerTile(Work& work, int32_t first_query, int32_t queries) {
             .query_index = index};
     lanes.emplace_back(tile, work.lane(head), work.memory(head));
   }
+  EBBTIDE_ASSIGN_OR_RETURN(const std::unique_ptr<gpu::Stream> stream, backend_.MakeStream());
+  std::vector<gpu::AttendArgs> attends;
+  for (LaneAnswer& lane : lanes) attends.push_back(lane.ResidentArgs());
+  EBBTIDE_RETURN_IF_ERROR(backend_.Run(*stream, attends));
+  EBBTIDE_RETURN_IF_ERROR(stream->Wait());
   parallel_.Run(geometry.kv_heads,
-                [&](int head) { lanes[static_cast<size_t>(head)].AttendResident(); });
+                [&](int head) { lanes[static_cast<size_t>(head)].TakeResident(); });
 
   PageSource source(cache_, tiers_, staging_, work.ticket.sequence, work.ticket.layer);
-  RecallResult result = Recall(
-      work.recall, lanes,
-      {.source = source, .parallel = parallel_, .clock = clock_, .deadline = work.call.deadline});
+  RecallResult result = Recall(work.recall, lanes,
+                               {.source = source,
+                                .parallel = parallel_,
+                                .backend = backend_,
+                                .stream = *stream,
+                                .clock = clock_,
+                                .deadline = work.call.deadline});
+  EBBTIDE_RETURN_IF_ERROR(result.status);
   for (const LaneAnswer& lane : lanes) work.answer.absent_pages += lane.pages().size();
   for (TouchedRung& touched : result.touched) work.answer.touched.push_back(touched);
   WriteTile(work, lanes, first_query, result.stopped_by);
   if (observes) Observe(work, lanes, tile, first_query);
+  return absl::OkStatus();
 }
 
 void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
+#include "gpu/backend.h"
 #include "service/attention/lane_answer.h"
 #include "service/cache.h"
 #include "service/calls.h"
@@ -27,13 +28,14 @@ namespace ebbtide::service {
 class Attention {
  public:
   Attention(Cache& cache, Mover& mover, Staging& staging, const LowerTiers& tiers, Clock& clock,
-            ParallelFor& parallel)
+            ParallelFor& parallel, gpu::Backend& backend)
       : cache_(cache),
         mover_(mover),
         staging_(staging),
         tiers_(tiers),
         clock_(clock),
-        parallel_(parallel) {}
+        parallel_(parallel),
+        backend_(backend) {}
 
   StepAnswer Step(const StepCall& call, const StepItem& item);
 
@@ -43,8 +45,8 @@ class Attention {
   absl::Status TakeSlots(Work& work);
   absl::Status PlaceBeforeDeadline(Work& work, std::span<const std::vector<int32_t>> victims);
   void AppendTokens(Work& work);
-  void Answer(Work& work);
-  void AnswerTile(Work& work, int32_t first_query, int32_t queries);
+  absl::Status Answer(Work& work);
+  absl::Status AnswerTile(Work& work, int32_t first_query, int32_t queries);
   void WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
                  std::string_view stopped_by);
   void Observe(Work& work, std::span<const LaneAnswer> lanes, const LaneQuery& tile,
@@ -56,6 +58,7 @@ class Attention {
   const LowerTiers tiers_;
   Clock& clock_;
   ParallelFor& parallel_;
+  gpu::Backend& backend_;
 };
 
 }  // namespace ebbtide::service

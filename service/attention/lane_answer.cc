@@ -59,33 +59,53 @@ LaneAnswer::LaneAnswer(const LaneQuery& query, const Lane& lane, const LaneMemor
   }
 }
 
-void LaneAnswer::Attend(std::span<const gpu::Extent> extents, gpu::Dtype dtype,
-                        std::span<float> output, std::span<float> lse,
-                        std::span<float> logits) const {
-  gpu::AttendCpu({.dtype = dtype,
-                  .head_dim = query_.head_dim,
-                  .group = query_.group,
-                  .queries = query_.queries,
-                  .scale = query_.scale,
-                  .extents = extents,
-                  .query = query_.query,
-                  .query_index = query_.query_index,
-                  .output = output,
-                  .lse = lse,
-                  .logits = logits});
+gpu::AttendArgs LaneAnswer::Args(std::span<const gpu::Extent> extents, gpu::Dtype dtype) const {
+  return {.dtype = dtype,
+          .head_dim = query_.head_dim,
+          .group = query_.group,
+          .queries = query_.queries,
+          .scale = query_.scale,
+          .extents = extents,
+          .query = query_.query,
+          .query_index = query_.query_index,
+          .output = {},
+          .lse = {},
+          .logits = {}};
 }
 
-void LaneAnswer::AttendResident() {
-  const std::vector<gpu::Extent> extents = FrameExtents(memory_, lane_.slot_index());
+gpu::AttendArgs LaneAnswer::ResidentArgs() {
+  extents_ = FrameExtents(memory_, lane_.slot_index());
   resident_.index.assign(lane_.slot_index().begin(), lane_.slot_index().end());
   if (query_.keeps_logits || query_.needs_bounds) {
     resident_.logits.resize(static_cast<size_t>(rows()) * resident_.index.size());
   }
-  Attend(extents, memory_.shape.dtype, exact_output_, exact_lse_, resident_.logits);
+  gpu::AttendArgs args = Args(extents_, memory_.shape.dtype);
+  args.output = exact_output_;
+  args.lse = exact_lse_;
+  args.logits = resident_.logits;
+  return args;
+}
+
+void LaneAnswer::TakeResident() {
   exact_parts_ = 1;
   exact_slots_ = lane_.slots();
   FindAbsentPages();
   if (query_.needs_bounds) BoundFromDigests();
+}
+
+void LaneAnswer::EnsureBounds() {
+  if (pages_.empty() || !pages_.front().mass_low.empty()) return;
+  // Nobody thought that anything would stay unread: the resident logits are drawn anew.
+  resident_.logits.resize(static_cast<size_t>(rows()) * resident_.index.size());
+  extents_ = FrameExtents(memory_, lane_.slot_index());
+  std::vector<float> output(exact_output_.size());
+  std::vector<float> lse(exact_lse_.size());
+  gpu::AttendArgs args = Args(extents_, memory_.shape.dtype);
+  args.output = output;
+  args.lse = lse;
+  args.logits = resident_.logits;
+  gpu::AttendCpu(args);
+  BoundFromDigests();
 }
 
 void LaneAnswer::FindAbsentPages() {
@@ -225,7 +245,11 @@ void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::by
                            .index = page.index.data(),
                            .slots = shape.tokens};
   std::vector<float> logits(static_cast<size_t>(rows() * shape.tokens));
-  Attend({&extent, 1}, gpu::Dtype::kF32, page.output, page.lse, logits);
+  gpu::AttendArgs args = Args({&extent, 1}, gpu::Dtype::kF32);
+  args.output = page.output;
+  args.lse = page.lse;
+  args.logits = logits;
+  gpu::AttendCpu(args);
   NoteForm(page, decoded, logits);
   if (query_.keeps_logits) page.logits = std::move(logits);
 }
@@ -256,33 +280,40 @@ void LaneAnswer::NoteForm(AbsentPage& page, std::span<const float> decoded,
   }
 }
 
-void LaneAnswer::AttendExactly(std::span<AbsentPage* const> pages,
-                               std::span<const std::span<const std::byte>> bytes) {
-  if (pages.empty()) return;
+gpu::AttendArgs LaneAnswer::ExactArgs(std::span<AbsentPage* const> pages,
+                                      std::span<const std::span<const std::byte>> bytes) {
   const gpu::PageShape shape = memory_.shape;
-  std::vector<gpu::Extent> extents;
-  Spill spill;
+  extents_.clear();
+  recalled_.emplace_back();
+  Spill& spill = recalled_.back();
   for (size_t i = 0; i < pages.size(); ++i) {
-    extents.push_back({.key = bytes[i].data(),
-                       .value = bytes[i].data() + shape.half_bytes(),
-                       .index = pages[i]->index.data(),
-                       .slots = shape.tokens});
+    extents_.push_back({.key = bytes[i].data(),
+                        .value = bytes[i].data() + shape.half_bytes(),
+                        .index = pages[i]->index.data(),
+                        .slots = shape.tokens});
     spill.index.insert(spill.index.end(), pages[i]->index.begin(), pages[i]->index.end());
     pages[i]->rung = Rung::kExact;
   }
   if (query_.keeps_logits) spill.logits.resize(static_cast<size_t>(rows()) * spill.index.size());
-  std::vector<float> output(exact_output_.size());
-  std::vector<float> lse(exact_lse_.size());
-  Attend(extents, shape.dtype, output, lse, spill.logits);
+  part_output_.resize(exact_output_.size());
+  part_lse_.resize(exact_lse_.size());
+  gpu::AttendArgs args = Args(extents_, shape.dtype);
+  args.output = part_output_;
+  args.lse = part_lse_;
+  args.logits = spill.logits;
+  return args;
+}
+
+void LaneAnswer::TakeExact() {
   gpu::MergeCpu({.rows = rows(),
                  .head_dim = query_.head_dim,
-                 .part_output = output,
-                 .part_lse = lse,
+                 .part_output = part_output_,
+                 .part_lse = part_lse_,
                  .output = exact_output_,
                  .lse = exact_lse_});
   ++exact_parts_;
-  exact_slots_ += static_cast<int32_t>(spill.index.size());
-  if (query_.keeps_logits) recalled_.push_back(std::move(spill));
+  exact_slots_ += static_cast<int32_t>(recalled_.back().index.size());
+  if (!query_.keeps_logits) recalled_.pop_back();
 }
 
 void LaneAnswer::Compose() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gpu/extent.h"
+#include "gpu/kernels/attend.h"
 #include "gpu/shape.h"
 #include "service/attention/certificate.h"
 #include "service/model/lane.h"
@@ -69,14 +70,20 @@ class LaneAnswer {
   std::vector<AbsentPage>& pages() { return pages_; }
   const std::vector<AbsentPage>& pages() const { return pages_; }
 
-  // Attends the working set, and draws each absent page's bounds from its digest. Call first.
-  void AttendResident();
+  // Attention over the working set: run the args, then take their results, first of all. That draws
+  // each absent page's bounds from its digest too.
+  gpu::AttendArgs ResidentArgs();
+  void TakeResident();
   // Attends a page in a low-bit form, in place of a lower rung of it. `part` is the coarse part, or
   // the fine one of a page whose coarse form is attended.
   void AttendForm(AbsentPage& page, Rung rung, std::span<const std::byte> part);
-  // Attends pages exactly; bytes[i] is pages[i] in the model's dtype.
-  void AttendExactly(std::span<AbsentPage* const> pages,
-                     std::span<const std::span<const std::byte>> bytes);
+  // Exact attention over pages, bytes[i] being pages[i] in the model's dtype: run the args, then
+  // take their results.
+  gpu::AttendArgs ExactArgs(std::span<AbsentPage* const> pages,
+                            std::span<const std::span<const std::byte>> bytes);
+  void TakeExact();
+  // Draws the digests' bounds where that was put off, since some page stays unread after all.
+  void EnsureBounds();
 
   // The answer as it stands: output [rows, head_dim], lse [rows].
   void Compose();
@@ -105,8 +112,7 @@ class LaneAnswer {
   void FindAbsentPages();
   void BoundFromDigests();
   std::vector<float> ResidentLogitSums() const;
-  void Attend(std::span<const gpu::Extent> extents, gpu::Dtype dtype, std::span<float> output,
-              std::span<float> lse, std::span<float> logits) const;
+  gpu::AttendArgs Args(std::span<const gpu::Extent> extents, gpu::Dtype dtype) const;
   void NoteForm(AbsentPage& page, std::span<const float> decoded, std::span<const float> logits);
   double ValueDistance(const AbsentPage& page, int row) const;
   double LogitNoise(const AbsentPage& page, int row) const;
@@ -117,10 +123,13 @@ class LaneAnswer {
   const LaneQuery query_;
   const Lane& lane_;
   const LaneMemory& memory_;
-  std::vector<float> query_norm_;    // [rows]
-  std::vector<float> exact_output_;  // [rows, head_dim]
-  std::vector<float> exact_lse_;     // [rows]
-  int exact_parts_ = 0;              // Partial attentions merged into it.
+  std::vector<float> query_norm_;     // [rows]
+  std::vector<float> exact_output_;   // [rows, head_dim]
+  std::vector<float> exact_lse_;      // [rows]
+  std::vector<gpu::Extent> extents_;  // Of the args that are being run.
+  std::vector<float> part_output_;    // Their results, where they are to be merged.
+  std::vector<float> part_lse_;
+  int exact_parts_ = 0;  // Partial attentions merged into it.
   int32_t exact_slots_ = 0;
   Spill resident_;
   std::vector<Spill> recalled_;

@@ -60,7 +60,17 @@ class Climb {
     ReadEverythingDoubtful(target, by_experience);
   }
 
-  RecallResult Take() { return {.stopped_by = stopped_by_, .touched = std::move(touched_)}; }
+  // Nothing unread goes uncertified.
+  void Finish() {
+    for (LaneAnswer& lane : lanes_) {
+      const auto is_unread = [](const AbsentPage& page) { return page.rung == Rung::kDigest; };
+      if (std::ranges::any_of(lane.pages(), is_unread)) lane.EnsureBounds();
+    }
+  }
+
+  RecallResult Take() {
+    return {.status = status_, .stopped_by = stopped_by_, .touched = std::move(touched_)};
+  }
 
  private:
   void Compose() {
@@ -228,10 +238,17 @@ class Climb {
       LaneAnswer& lane = lanes_[choices[i].lane];
       lane.AttendForm(lane.pages()[choices[i].page], choices[i].rung, requests[i].bytes);
     });
-    tools_.parallel.Run(static_cast<int>(lanes_.size()), [&](int l) {
-      const auto lane = static_cast<size_t>(l);
-      lanes_[lane].AttendExactly(exact[lane], exact_bytes[lane]);
-    });
+    std::vector<gpu::AttendArgs> attends;
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      if (!exact[lane].empty())
+        attends.push_back(lanes_[lane].ExactArgs(exact[lane], exact_bytes[lane]));
+    }
+    if (attends.empty()) return;
+    status_.Update(tools_.backend.Run(tools_.stream, attends));
+    status_.Update(tools_.stream.Wait());
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      if (!exact[lane].empty()) lanes_[lane].TakeExact();
+    }
   }
 
   // Counts what was read; a part that can't be had leaves its page to the next rung, or lost.
@@ -263,6 +280,7 @@ class Climb {
 
   const std::span<LaneAnswer> lanes_;
   const RecallTools& tools_;
+  absl::Status status_;
   std::string_view stopped_by_;
   std::vector<TouchedRung> touched_;
 };
@@ -313,6 +331,7 @@ RecallResult Recall(const RecallSpec& spec, std::span<LaneAnswer> lanes, const R
       climb.ReadUntilMet(spec.tau, true);
       break;
   }
+  climb.Finish();
   return climb.Take();
 }
 

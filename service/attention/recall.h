@@ -10,10 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 #include "base/clock.h"
 #include "base/executor.h"
+#include "gpu/backend.h"
 #include "service/attention/lane_answer.h"
 #include "service/calls.h"
 #include "service/movement/page_source.h"
@@ -27,11 +29,14 @@ std::string_view RungName(Rung rung);  // "digest", "coarse", "fine", "exact"
 struct RecallTools {
   PageSource& source;
   ParallelFor& parallel;
+  gpu::Backend& backend;
+  gpu::Stream& stream;
   Clock& clock;
   absl::Duration deadline;
 };
 
 struct RecallResult {
+  absl::Status status;          // kUnavailable: the device failed.
   std::string_view stopped_by;  // Why the target could not be pursued further; "" where it was met.
   std::vector<TouchedRung> touched;
 };

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole service on real tiers, without a wire: what a worker sees when it appends, attends,
+// retries and reads back. Truth is full attention in float64.
+
+#include "service/engine.h"
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "service/reason.h"
+#include "tests/support/engine_stand.h"
+#include "tests/support/status_matchers.h"
+
+namespace ebbtide::service {
+namespace {
+
+using test::EngineStand;
+using test::SmallGeometry;
+using test::Tokens;
+using test::Worker;
+
+std::vector<float> OutputOf(const StepAnswer& answer) {
+  std::vector<float> output(answer.output.size() / 4);
+  std::memcpy(output.data(), answer.output.data(), answer.output.size());
+  return output;
+}
+
+struct Errors {
+  double relative = 0;  // Over the heads of a token.
+  int violations = 0;   // Of the certificate, per head.
+};
+
+// The last token of `answer`, of `count`, beside full attention.
+Errors ErrorsOf(const StepAnswer& answer, const Tokens& tokens, int layer, int32_t index,
+                int32_t count) {
+  const std::vector<double> truth = test::FullAttention(tokens, layer, index);
+  const std::vector<float> output = OutputOf(answer);
+  const auto heads = static_cast<size_t>(tokens.geometry.query_heads);
+  const auto head_dim = static_cast<size_t>(tokens.geometry.head_dim);
+  const size_t token = static_cast<size_t>(count - 1);
+  Errors errors;
+  double off = 0;
+  double all = 0;
+  for (size_t head = 0; head < heads; ++head) {
+    double square = 0;
+    for (size_t d = 0; d < head_dim; ++d) {
+      const double x = output[(token * heads + head) * head_dim + d] - truth[head * head_dim + d];
+      square += x * x;
+      all += truth[head * head_dim + d] * truth[head * head_dim + d];
+    }
+    off += square;
+    if (std::sqrt(square) > answer.certificate.error_bound[token * heads + head])
+      ++errors.violations;
+  }
+  errors.relative = std::sqrt(off / all);
+  return errors;
+}
+
+class EngineTest : public testing::Test {
+ protected:
+  // Prefills `prompt` tokens in chunks, then decodes up to `end`; checks every decode answer.
+  void Run(Worker& worker, int32_t prompt, int32_t end, double* worst, int* violations) {
+    ASSERT_OK(worker.Open().status());
+    for (int32_t first = 0; first < prompt; first += 32) {
+      const int32_t count = std::min(32, prompt - first);
+      const StepAnswer answer = worker.StepAllLayers({.first = first,
+                                                      .count = count,
+                                                      .phase = Phase::kPrefill,
+                                                      .prompt_end = first + count == prompt});
+      ASSERT_OK(answer.status);
+      *violations +=
+          ErrorsOf(answer, tokens_, tokens_.geometry.layers - 1, first + count - 1, count)
+              .violations;
+    }
+    for (int32_t index = prompt; index < end; ++index) {
+      for (int layer = 0; layer < tokens_.geometry.layers; ++layer) {
+        const StepAnswer answer = worker.Step({.layer = layer, .first = index});
+        ASSERT_OK(answer.status);
+        const Errors errors = ErrorsOf(answer, tokens_, layer, index, 1);
+        *worst = std::max(*worst, errors.relative);
+        *violations += errors.violations;
+      }
+      engine_.engine().CheckInvariants();
+    }
+  }
+
+  Tokens tokens_{.geometry = SmallGeometry()};
+  EngineStand engine_;
+};
+
+TEST_F(EngineTest, ExactRecallAnswersAsFullAttentionDoes) {
+  Worker worker(engine_.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  double worst = 0;
+  int violations = 0;
+
+  Run(worker, 128, 200, &worst, &violations);
+
+  EXPECT_LT(worst, 1e-5);
+  EXPECT_EQ(violations, 0);
+}
+
+TEST_F(EngineTest, EveryByteComesBack) {
+  Worker worker(engine_.engine(), tokens_, "a");
+  worker.open = {.policy = "keydiff", .recall = "off", .budget_tokens = 48, .chunk_tokens = 32};
+  double worst = 0;
+  int violations = 0;
+  Run(worker, 128, 205, &worst, &violations);
+  engine_.Settle();
+
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    const std::vector<std::byte> keys = tokens_.Keys(static_cast<int>(layer), 0, 205);
+    for (uint32_t head = 0; head < 2; ++head) {
+      ASSERT_OK_AND_ASSIGN(
+          const auto pages,
+          engine_.engine().ReadPages({.sequence = "a", .layer = layer, .kv_head = head}));
+      ASSERT_EQ(pages.size(), 13U);
+      for (const PageBytes& page : pages) {
+        ASSERT_EQ(page.state, PageAnswer::kOk);
+        EXPECT_EQ(page.tier, page.first_index < 192 ? TierName::kHost : TierName::kDevice);
+        for (uint32_t t = 0; t < page.tokens; ++t) {
+          const size_t row = tokens_.geometry.page_shape().row_bytes();
+          EXPECT_EQ(std::memcmp(page.k.data() + t * row,
+                                keys.data() + ((page.first_index + t) * 2 + head) * row, row),
+                    0);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(EngineTest, BoundedRecallStaysWithinItsTarget) {
+  for (const std::string policy :
+       {"streaming", "keydiff", "h2o", "tova+caote", "snapkv+caote", "h2o+fastcaote"}) {
+    Worker worker(engine_.engine(), tokens_, policy);
+    worker.open = {
+        .policy = policy, .recall = "bounded(0.02)", .budget_tokens = 48, .chunk_tokens = 32};
+    double worst = 0;
+    int violations = 0;
+
+    Run(worker, 96, 140, &worst, &violations);
+
+    EXPECT_LE(worst, 0.02) << policy;
+    EXPECT_EQ(violations, 0) << policy;
+  }
+}
+
+TEST_F(EngineTest, RecallOffIsCertifiedTruly) {
+  Worker worker(engine_.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "off", .budget_tokens = 48, .chunk_tokens = 32};
+  double worst = 0;
+  int violations = 0;
+
+  Run(worker, 128, 180, &worst, &violations);
+
+  EXPECT_GT(worst, 0.02);  // Discarding costs: that is what recall is for.
+  EXPECT_EQ(violations, 0);
+}
+
+TEST_F(EngineTest, RepeatedCallIsReplayedAndChangesNothing) {
+  Worker worker(engine_.engine(), tokens_, "a");
+  worker.open = {.policy = "h2o", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  ASSERT_OK(worker.StepAllLayers({.first = 0, .count = 32, .phase = Phase::kPrefill}).status);
+  const StepAnswer first = worker.Step({.layer = 0, .first = 32});
+  ASSERT_OK(first.status);
+
+  const StepAnswer again = worker.Step({.layer = 0, .first = 32});
+
+  ASSERT_OK(again.status);
+  EXPECT_FALSE(first.replayed);
+  EXPECT_TRUE(again.replayed);
+  EXPECT_EQ(again.output, first.output);
+  EXPECT_EQ(again.length, 33U);
+  EXPECT_EQ(again.committed, 32U);
+}
+
+TEST_F(EngineTest, TokensThatSkipOrRepeatIndicesAreRefusedWithBothLengths) {
+  Worker worker(engine_.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "off", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  ASSERT_OK(worker.StepAllLayers({.first = 0, .count = 32, .phase = Phase::kPrefill}).status);
+
+  const StepAnswer gap = worker.Step({.layer = 0, .first = 40});
+  const StepAnswer overlap = worker.Step({.layer = 0, .first = 20, .count = 4});
+
+  EXPECT_EQ(gap.status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ReasonOf(gap.status), "INDEX_GAP");
+  EXPECT_EQ(gap.length, 32U);
+  EXPECT_EQ(gap.committed, 32U);
+  EXPECT_EQ(overlap.status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ReasonOf(overlap.status), "INDEX_CONFLICT");
+}
+
+}  // namespace
+}  // namespace ebbtide::service
