@@ -54,24 +54,24 @@ void CheckCodeErrors(const CodeErrorArgs& args) {
   EBBTIDE_CHECK(args.logit_error.size() == rows, "codes: logit_error is [rows]");
 }
 
-// With u = 2^-24, W = high - low > 0, M = max(|low|, |high|), p = 256 (x - low) / W:
+// With u = 2^-24, W = high - low > 0, M = max(|low|, |high|), p = 240 (x - low) / W:
 //
-// Encoding finds p with four roundings (x - low, W, 256 / W, their product), so it is off by at
-// most 256 * 4.1 u, and 2^-150 where the product is subnormal; x lies in its cell of 2^b but for W
-// (4.1 u + 2^-158). Half a cell is W / 2^(b+1).
+// Encoding finds p with four roundings (x - low, W, 240 / W, their product) and p + 8.5 with one
+// more, so it is off by at most 240 * 4.1 u + 249 u < 1240 u, and 2^-150 where the product is
+// subnormal. So |p - (code - 8)| <= 1/2 + 1240 u + 2^-150, and for the coarse nibble c, with code -
+// 16 c in 0 .. 15, |p - 16 c| <= 8 + 1/2 + 1240 u + 2^-150.
 //
-// Decoding puts rounded W for W (at most W u), rounds low + cell / 2 (at most M u), code * cell (at
-// most W u) and their sum (at most M u), each but for a factor 1 + 10 u; halving and dividing by
-// 2^b are exact, for W >= 2^-24 where it is not 0.
+// Decoding puts rounded W for W, rounds the step, its multiple (each at most W u) and the sum (at
+// most M u), each but for a factor 1 + 10 u; a step is not subnormal, for W >= 2^-24 where it is
+// not 0.
 //
-// Together W (6.1 u) + M (2 u), but for that factor. Without width every step is exact.
+// Together W (1240 / 240 + 3) u + M u, but for that factor. Without width every step is exact.
 double CodeElementError(CodeForm form, double low, double high) {
   constexpr double kUnit = 0x1p-24;
   const double width = high - low;  // Exact: f16 are multiples of 2^-24 below 2^17.
   if (width == 0) return 0;
   const double largest = std::max(std::fabs(low), std::fabs(high));
-  const double half_cell = std::ldexp(width, -static_cast<int>(form) - 1);
-  return half_cell + kUnit * (6.5 * width + 2.01 * largest);
+  return width * CodeStepError(form) + kUnit * (8.5 * width + 1.01 * largest);
 }
 
 }  // namespace ebbtide::gpu

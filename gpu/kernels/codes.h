@@ -17,6 +17,16 @@ namespace ebbtide::gpu {
 
 enum class CodeForm : uint8_t { k4Bit = 4, k8Bit = 8 };
 
+// Steps between the ends of a channel's box.
+constexpr int CodeSteps(CodeForm form) {
+  return form == CodeForm::k4Bit ? 15 : 240;
+}
+
+// Half a step, and half a fine one for what the coarse nibble was rounded from, over the box.
+constexpr double CodeStepError(CodeForm form) {
+  return form == CodeForm::k4Bit ? 17.0 / 480 : 1.0 / 480;
+}
+
 // Two parts, kept and read apart; element i = token * head_dim + channel, the even one in the low
 // nibble. `coarse` stands alone; `fine` needs it.
 //   coarse  [value_low f16 x d][value_high f16 x d][key nibbles][value nibbles]
@@ -85,7 +95,8 @@ struct CodeErrorArgs {
 };
 
 //   Math      R = |scale| sum_i |q_i| e_i; l2 errors sqrt(sum_i e_i^2)
-//             e_i = (high_i - low_i) / 2^(b+1) and what rounding adds (CodeElementError)
+//             e_i = (high_i - low_i) 17 / 480 in 4 bits, 1 / 480 in 8, and what rounding adds
+//             (CodeElementError)
 //             inf where a channel's box is infinite: such a form is of no use
 //   Numerics  the reference adds up in f64 and rounds up once; CPU is at most 1e-5 above
 //   Repeats   bit for bit, for one build and SIMD target

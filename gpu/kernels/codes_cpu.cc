@@ -78,29 +78,27 @@ struct Affine {
   alignas(64) float step[kHeadDimMax];
 };
 
-// code = (x - first) * step. Channels of no width, or infinite, have step 0.
+// code = (x - first) * step + 8.5. Channels of no width, or infinite, have step 0.
 HWY_INLINE void EncodingOf(const Box& box, int head_dim, Affine& affine) {
   const FloatTag tag;
   for (int d = 0; d < head_dim; d += kLanes) {
     const Channels at = ChannelsAt(box, d);
     const auto has_width = hn::Gt(at.width, hn::Zero(tag));
     const Floats divisor = hn::IfThenElse(has_width, at.width, hn::Set(tag, 1.0F));
-    const Floats step = hn::Div(hn::Set(tag, 256.0F), divisor);
+    const Floats step = hn::Div(hn::Set(tag, 240.0F), divisor);
     hn::Store(at.low, tag, affine.first + d);
     hn::Store(hn::IfThenElseZero(has_width, step), tag, affine.step + d);
   }
 }
 
-// x = code * step + first
+// x = steps * step + first
 HWY_INLINE void DecodingOf(const Box& box, CodeForm form, int head_dim, Affine& affine) {
   const FloatTag tag;
-  const Floats share = hn::Set(tag, form == CodeForm::k4Bit ? 0x1p-4F : 0x1p-8F);
-  const Floats half = hn::Set(tag, 0.5F);
+  const Floats steps = hn::Set(tag, static_cast<float>(CodeSteps(form)));
   for (int d = 0; d < head_dim; d += kLanes) {
     const Channels at = ChannelsAt(box, d);
-    const Floats step = hn::Mul(at.width, share);
-    hn::Store(hn::Add(at.low, hn::Mul(step, half)), tag, affine.first + d);
-    hn::Store(step, tag, affine.step + d);
+    hn::Store(at.low, tag, affine.first + d);
+    hn::Store(hn::Div(at.width, steps), tag, affine.step + d);
   }
 }
 
@@ -108,9 +106,10 @@ HWY_INLINE void EncodeVector(Floats x, const Affine& affine, int d, uint8_t* cod
   const FloatTag tag;
   const hn::RebindToSigned<FloatTag> integer;
   const hn::Rebind<uint8_t, FloatTag> byte;
-  const Floats cells =
+  const Floats steps =
       hn::Mul(hn::Sub(x, hn::Load(tag, affine.first + d)), hn::Load(tag, affine.step + d));
-  const Floats bounded = hn::Min(hn::Max(cells, hn::Zero(tag)), hn::Set(tag, 255.0F));
+  const Floats shifted = hn::Add(steps, hn::Set(tag, 8.5F));
+  const Floats bounded = hn::Min(hn::Max(shifted, hn::Set(tag, 8.0F)), hn::Set(tag, 248.0F));
   hn::StoreU(hn::DemoteTo(byte, hn::ConvertTo(integer, bounded)), byte, code);
 }
 
@@ -177,19 +176,23 @@ HWY_INLINE void PackCodes(const CodeBytes& codes, size_t nibble_bytes, std::byte
   std::memcpy(lower + i, part, nibble_bytes - i);
 }
 
-// One code a byte: the upper plane's nibbles, and below them the lower one's if there is one.
+// Steps from the lower end of the box, one a byte: the coarse nibbles, or with the fine ones below
+// them the codes less 8.
 template <bool HasFine, class Load>
 HWY_INLINE void UnpackVector(Load load, const std::byte* coarse, const std::byte* fine,
-                             uint8_t* code) {
+                             uint8_t* steps) {
   const PairTag pair;
   const auto spread = [&](const std::byte* nibbles) {
     const auto two = hn::PromoteTo(pair, load(reinterpret_cast<const uint8_t*>(nibbles)));
     return hn::And(hn::Or(two, hn::ShiftLeft<4>(two)), hn::Set(pair, 0x0F0F));
   };
-  auto two = spread(coarse);
-  if constexpr (HasFine) two = hn::Or(hn::ShiftLeft<4>(two), spread(fine));
   const hn::Repartition<uint8_t, PairTag> byte;
-  hn::StoreU(hn::BitCast(byte, two), byte, code);
+  if constexpr (HasFine) {
+    const auto two = hn::Or(hn::ShiftLeft<4>(spread(coarse)), spread(fine));
+    hn::StoreU(hn::SaturatedSub(hn::BitCast(byte, two), hn::Set(byte, 8)), byte, steps);
+  } else {
+    hn::StoreU(hn::BitCast(byte, spread(coarse)), byte, steps);
+  }
 }
 
 template <bool HasFine>
@@ -211,12 +214,12 @@ HWY_INLINE void UnpackCodes(const std::byte* coarse, const std::byte* fine, size
   UnpackVector<HasFine>(part, coarse + i, fine + i, codes.code + 2 * i);
 }
 
-HWY_INLINE Floats DecodeVector(const uint8_t* code, const Affine& affine, int d) {
+HWY_INLINE Floats DecodeVector(const uint8_t* bytes, const Affine& affine, int d) {
   const FloatTag tag;
   const hn::RebindToSigned<FloatTag> integer;
   const hn::Rebind<uint8_t, FloatTag> byte;
-  const Floats cells = hn::ConvertTo(tag, hn::PromoteTo(integer, hn::LoadU(byte, code)));
-  return hn::Add(hn::Mul(cells, hn::Load(tag, affine.step + d)), hn::Load(tag, affine.first + d));
+  const Floats steps = hn::ConvertTo(tag, hn::PromoteTo(integer, hn::LoadU(byte, bytes)));
+  return hn::Add(hn::Mul(steps, hn::Load(tag, affine.step + d)), hn::Load(tag, affine.first + d));
 }
 
 HWY_INLINE void DecodeRows(const PageShape& shape, const CodeBytes& codes, const Affine& affine,
@@ -325,9 +328,8 @@ void DecodePage(const DecodeArgs& args) {
 HWY_INLINE bool ErrorsOf(const Box& box, CodeForm form, int head_dim, float* error) {
   const FloatTag tag;
   constexpr float kUnit = 0x1p-24F;
-  const float half_cell = form == CodeForm::k4Bit ? 0x1p-5F : 0x1p-9F;
-  const Floats per_width = hn::Set(tag, half_cell + 6.5F * kUnit);
-  const Floats per_size = hn::Set(tag, 2.01F * kUnit);
+  const Floats per_width = hn::Set(tag, static_cast<float>(CodeStepError(form)) + 8.5F * kUnit);
+  const Floats per_size = hn::Set(tag, 1.01F * kUnit);
   bool is_finite = true;
   for (int d = 0; d < head_dim; d += kLanes) {
     const Channels at = ChannelsAt(box, d);
@@ -339,7 +341,7 @@ HWY_INLINE bool ErrorsOf(const Box& box, CodeForm form, int head_dim, float* err
   return is_finite;
 }
 
-// Adds up |weight_d| * error_d, four roundings and one for each addition in a lane off.
+// Adds up |weight_d| * error_d, six roundings and one for each addition in a lane off.
 HWY_INLINE double SumOfProducts(const float* weight, const float* error, int head_dim) {
   const FloatTag tag;
   Floats sum = hn::Zero(tag);
@@ -356,7 +358,7 @@ HWY_INLINE double SumOfProducts(const float* weight, const float* error, int hea
 void ErrorsPage(const CodeErrorArgs& args) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const int head_dim = args.shape.head_dim;
-  // What the sums above may lack: a channel's error 4 roundings, its product 1, then additions in a
+  // What the sums above may lack: a channel's error 5 roundings, its product 1, then additions in a
   // lane (at least 4 of them) and across lanes.
   const double slack = 1 + (16 + head_dim / 4) * 0x1p-24;
   const double subnormal = head_dim * 0x1p-148;

@@ -47,16 +47,15 @@ float RoundedProduct(float a, float b) {
 }
 
 uint32_t Encode(const Channel& channel, float x) {
-  if (!channel.is_finite() || channel.width() == 0) return 0;
-  const float cells = RoundedProduct(x - channel.low, 256 / channel.width());
-  return static_cast<uint32_t>(std::clamp(cells, 0.0F, 255.0F));
+  if (!channel.is_finite() || channel.width() == 0) return 8;
+  const float steps = RoundedProduct(x - channel.low, 240 / channel.width());
+  return static_cast<uint32_t>(std::clamp(steps + 8.5F, 8.0F, 248.0F));
 }
 
-float Decode(const Channel& channel, CodeForm form, uint32_t code) {
+float Decode(const Channel& channel, CodeForm form, uint32_t steps) {
   if (!channel.is_finite()) return 0;
-  const float cell = std::ldexp(channel.width(), -static_cast<int>(form));
-  const float first = channel.low + cell / 2;
-  return RoundedProduct(static_cast<float>(code), cell) + first;
+  const float step = channel.width() / static_cast<float>(CodeSteps(form));
+  return RoundedProduct(static_cast<float>(steps), step) + channel.low;
 }
 
 void PutNibble(std::byte* nibbles, size_t i, uint32_t nibble) {
@@ -127,9 +126,10 @@ void DecodeReference(const DecodeArgs& args) {
   const size_t elements = args.page.size() / 2;
   const std::byte* const coarse_keys = args.coarse.data() + 4 * static_cast<size_t>(head_dim);
   const auto decode = [&](size_t i, const Channel& channel, size_t offset) {
-    uint32_t code = NibbleAt(coarse_keys + offset, i);
-    if (args.form == CodeForm::k8Bit) code = 16 * code + NibbleAt(args.fine.data() + offset, i);
-    return Decode(channel, args.form, code);
+    const uint32_t coarse = NibbleAt(coarse_keys + offset, i);
+    if (args.form == CodeForm::k4Bit) return Decode(channel, args.form, coarse);
+    const uint32_t code = 16 * coarse + NibbleAt(args.fine.data() + offset, i);
+    return Decode(channel, args.form, std::max(code, 8U) - 8);
   };
   for (size_t i = 0; i < elements; ++i) {
     const int d = static_cast<int>(i % static_cast<size_t>(head_dim));

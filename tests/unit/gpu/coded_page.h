@@ -33,8 +33,8 @@ enum class CodedPageKind {
   kSubnormal,         // Multiples of 2^-24; in f32 far below too.
   kMixedScales,       // Magnitudes from subnormal to a thousand.
   kZeros,             // Both of them.
-  kCellEdges,         // The edges of cells and their neighbours.
-  kLast = kCellEdges,
+  kStepEdges,         // The edges of cells and their neighbours.
+  kLast = kStepEdges,
 };
 
 class CodedPage {
@@ -108,21 +108,21 @@ class CodedPage {
         return std::ldexp(x, static_cast<int>(random() % 33) - 24);
       case CodedPageKind::kZeros:
         return random() % 2 == 0 ? 0.0 : -0.0;
-      case CodedPageKind::kCellEdges:
-        return CellEdge(row % shape_.tokens, d, random);
+      case CodedPageKind::kStepEdges:
+        return StepEdge(row % shape_.tokens, d, random);
     }
     return 0;
   }
 
-  // Box [low, low + 256 cells], an edge between cells, and the nearest numbers beside it.
-  double CellEdge(int token, int d, std::mt19937_64& random) {
-    const double cell = std::ldexp(1 + (d % 5) * 0.125, d % 7 - 8);
-    const double low = (d % 3 - 1) * 100 * cell;
-    if (token < 2) return low + token * 256 * cell;
-    const auto edge = static_cast<float>(low + static_cast<double>(random() % 257) * cell);
+  // Box [low, low + 240 steps], a place halfway between steps, and the nearest numbers beside it.
+  double StepEdge(int token, int d, std::mt19937_64& random) {
+    const double step = std::ldexp(1 + (d % 5) * 0.125, d % 7 - 8);
+    const double low = (d % 3 - 1) * 100 * step;
+    if (token < 2) return low + token * 240 * step;
+    const auto edge = static_cast<float>(low + (static_cast<double>(random() % 240) + 0.5) * step);
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     const float beside = std::nextafter(edge, random() % 2 == 0 ? kInfinity : -kInfinity);
-    return std::clamp<double>(random() % 2 == 0 ? edge : beside, low, low + 256 * cell);
+    return random() % 2 == 0 ? edge : beside;
   }
 
   PageShape shape_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What is promised of codes are inequalities over the page that was encoded, checked in long double
-// without tolerance on pages at the edges of number formats and cells, for every implementation;
+// without tolerance on pages at the edges of number formats and steps, for every implementation;
 // and that all implementations make the same bits.
 
 #include "gpu/kernels/codes.h"
@@ -144,8 +144,14 @@ TEST_P(CodesTest, DecodedIsNeverFurtherOffThanPromised) {
 
 TEST_P(CodesTest, PromiseOnePercentShortIsNoticed) {
   std::mt19937_64 random(1);
-  const CodedPage page({.dtype = GetParam().dtype, .tokens = 2, .kind = CodedPageKind::kCellEdges},
-                       random);  // Two tokens, each at an end of every channel.
+  CodedPage page({.dtype = GetParam().dtype, .tokens = 4}, random);
+  // Both ends, and twice where either form is furthest off: halfway between fine steps, rounded up,
+  // and then from the middle of coarse ones up again.
+  for (int row = 0; row < page.rows(); ++row) {
+    for (int d = 0; d < 64; ++d)
+      page.Set(row, d, row % 4 == 0 ? 0 : row % 4 == 1 ? 30 : 0.125 * 7.5);
+  }
+  page.StoreKeyBox();
   const Coded coded = Encode(page);
   for (const CodeForm form : kForms) {
     const std::vector<float> decoded = Decode(page, coded, form);
@@ -153,7 +159,7 @@ TEST_P(CodesTest, PromiseOnePercentShortIsNoticed) {
     const Errors whole = ErrorsOf(page, coded, form, query);
 
     Errors errors = whole;
-    errors.logit[1] *= 0.99F;
+    errors.logit[2] *= 0.99F;
     EXPECT_THAT(BrokenPromises(page, decoded, errors, query), testing::Contains("logit_error"));
     errors = whole;
     errors.key *= 0.99F;
@@ -220,41 +226,44 @@ TEST_P(CodesTest, ErrorsAreAtMostAHundredThousandthAboveTheReference) {
   }
 }
 
-TEST_P(CodesTest, ErrorsAreHalfACellAndLittleMore) {
+TEST_P(CodesTest, ErrorsAreThoseOfStepsAndLittleMore) {
   std::mt19937_64 random(3);
   const CodedPage page({.dtype = GetParam().dtype}, random);
   const Coded coded = Encode(page);
   for (const CodeForm form : kForms) {
-    double half_cells = 0;
+    double steps = 0;
     for (int d = 0; d < 64; ++d) {
       const double width = ElementAt(Dtype::kF16, page.digest().data(), 64 + d) -
                            ElementAt(Dtype::kF16, page.digest().data(), d);
-      half_cells += std::ldexp(width, -static_cast<int>(form) - 1);
+      steps += width * (form == CodeForm::k4Bit ? 17 : 1) / 480;
     }
 
     const Errors errors = ErrorsOf(page, coded, form, std::vector<float>(64, -1.0F));
 
-    EXPECT_GE(errors.logit[0], kScale * half_cells);
-    EXPECT_LE(errors.logit[0], kScale * half_cells * (form == CodeForm::k4Bit ? 1.0001 : 1.001));
+    EXPECT_GE(errors.logit[0], kScale * steps);
+    EXPECT_LE(errors.logit[0], kScale * steps * (form == CodeForm::k4Bit ? 1.0001 : 1.001));
   }
 }
 
 TEST_P(CodesTest, BytesOfASmallPageAreThoseOfTheFormat) {
   std::mt19937_64 random(4);
-  CodedPage page({.dtype = GetParam().dtype, .head_dim = 3, .tokens = 2}, random);
-  // Keys: channel 0 from 0 to 256 in cells of 1, channel 1 constant, channel 2 from -1 to 1.
-  const double rows[4][3] = {{0, 7, -1}, {256, 7, 1}, {-8, 0.5, 2}, {8, 0.5, 2.5}};
-  for (int row = 0; row < 4; ++row) {
+  CodedPage page({.dtype = GetParam().dtype, .head_dim = 3, .tokens = 3}, random);
+  // Keys: channel 0 from 0 to 240 in fine steps of 1, channel 1 constant, channel 2 in the middle.
+  const double rows[6][3] = {{0, 7, -1},   {240, 7, 1},   {103, 7, 0},
+                             {-8, 0.5, 2}, {8, 0.5, 3.5}, {-7, 0.5, 2.25}};
+  for (int row = 0; row < 6; ++row) {
     for (int d = 0; d < 3; ++d) page.Set(row, d, rows[row][d]);
   }
   page.StoreKeyBox();
 
   const Coded coded = Encode(page);
 
-  // Codes of keys: 00 00 00, ff 00 ff; of values the same. Values' box: -8 0.5 2, 8 0.5 2.5.
-  const std::vector<int> coarse = {0x00, 0xC8, 0x00, 0x38, 0x00, 0x40, 0x00, 0x48, 0x00,
-                                   0x38, 0x00, 0x41, 0x00, 0xF0, 0xF0, 0x00, 0xF0, 0xF0};
-  const std::vector<int> fine = {0x00, 0xF0, 0xF0, 0x00, 0xF0, 0xF0};
+  // Codes, which are steps and 8, of keys: 8 8 8, 248 8 248, 111 8 128. Of values: 8 8 8, 248 8
+  // 248, 23 8 48. Values' box: -8 0.5 2, 8 0.5 3.5.
+  const std::vector<int> coarse = {0x00, 0xC8, 0x00, 0x38, 0x00, 0x40, 0x00, 0x48,
+                                   0x00, 0x38, 0x00, 0x43, 0x00, 0xF0, 0xF0, 0x06,
+                                   0x08, 0x00, 0xF0, 0xF0, 0x01, 0x03};
+  const std::vector<int> fine = {0x88, 0x88, 0x88, 0x8F, 0x00, 0x88, 0x88, 0x88, 0x87, 0x00};
   const auto numbers = [](const std::vector<std::byte>& bytes) {
     std::vector<int> ints;
     for (const std::byte byte : bytes) ints.push_back(std::to_integer<int>(byte));
@@ -262,12 +271,35 @@ TEST_P(CodesTest, BytesOfASmallPageAreThoseOfTheFormat) {
   };
   EXPECT_EQ(numbers(coded.coarse), coarse);
   EXPECT_EQ(numbers(coded.fine), fine);
+  const auto near = [](const std::vector<double>& elements) {
+    std::vector<testing::Matcher<float>> matchers;
+    for (const double x : elements)
+      matchers.push_back(testing::FloatNear(static_cast<float>(x), 1e-5F));
+    return matchers;
+  };
   EXPECT_THAT(Decode(page, coded, CodeForm::k4Bit),
-              testing::ElementsAre(8, 7, -0.9375F, 248, 7, 0.9375F, -7.5F, 0.5F, 2.015625F, 7.5F,
-                                   0.5F, 2.484375F));
+              testing::ElementsAreArray(near({0, 7, -1, 240, 7, 1, 96, 7, 1.0 / 15, -8, 0.5, 2, 8,
+                                              0.5, 3.5, -8 + 16.0 / 15, 0.5, 2.3})));
   EXPECT_THAT(Decode(page, coded, CodeForm::k8Bit),
-              testing::ElementsAre(0.5F, 7, -0.99609375F, 255.5F, 7, 0.99609375F, -7.96875F, 0.5F,
-                                   2.0009765625F, 7.96875F, 0.5F, 2.4990234375F));
+              testing::ElementsAreArray(
+                  near({0, 7, -1, 240, 7, 1, 103, 7, 0, -8, 0.5, 2, 8, 0.5, 3.5, -7, 0.5, 2.25})));
+}
+
+TEST_P(CodesTest, LowerEndOfABoxIsExact) {
+  std::mt19937_64 random(12);
+  for (const CodedPage& page : EveryCodedPage(GetParam().dtype, random)) {
+    const Coded coded = Encode(page);
+    for (const CodeForm form : kForms) {
+      const std::vector<float> decoded = Decode(page, coded, form);
+      for (int d = 0; d < page.shape().head_dim; ++d) {
+        const double low = ElementAt(Dtype::kF16, page.digest().data(), d);
+        for (int token = 0; token < page.shape().tokens; ++token) {
+          if (page.At(token, d) != low) continue;
+          ASSERT_EQ(Difference(page, decoded, token, d), 0);
+        }
+      }
+    }
+  }
 }
 
 TEST_P(CodesTest, ChannelThatDoesNotVaryIsExact) {
@@ -336,6 +368,32 @@ TEST_P(CodesTest, EitherZeroIsStoredAsPlusZero) {
   EXPECT_THAT(coded.coarse, testing::Each(std::byte{0}));
 }
 
+// What no encoder makes still decodes to numbers inside the box.
+TEST_P(CodesTest, AnyNibblesDecodeInsideTheBox) {
+  std::mt19937_64 random(13);
+  const CodedPage page({.dtype = GetParam().dtype}, random);
+  Coded coded = Encode(page);
+  const size_t box_bytes = 4 * 64;
+  for (size_t i = box_bytes; i < coded.coarse.size(); ++i)
+    coded.coarse[i] = static_cast<std::byte>(random());
+  for (std::byte& byte : coded.fine) byte = static_cast<std::byte>(random() % 256);
+  std::fill_n(coded.fine.begin(), 16, std::byte{0});
+  std::fill_n(coded.coarse.begin() + box_bytes, 16, std::byte{0});  // Code 0: below the box.
+
+  for (const CodeForm form : kForms) {
+    const std::vector<float> decoded = Decode(page, coded, form);
+    for (int token = 0; token < page.shape().tokens; ++token) {
+      for (int d = 0; d < 64; ++d) {
+        const float low = ElementAt(Dtype::kF16, page.digest().data(), d);
+        const float width = ElementAt(Dtype::kF16, page.digest().data(), 64 + d) - low;
+        const float element = decoded[static_cast<size_t>(token * 64 + d)];
+        EXPECT_GE(element, low);
+        EXPECT_LE(element, low + width * (form == CodeForm::k4Bit ? 1.0001F : 247.01F / 240));
+      }
+    }
+  }
+}
+
 TEST_P(CodesTest, SecondPlaneRefinesTheFirst) {
   std::mt19937_64 random(9);
   const CodedPage page({.dtype = GetParam().dtype}, random);
@@ -344,8 +402,8 @@ TEST_P(CodesTest, SecondPlaneRefinesTheFirst) {
   const Errors four = ErrorsOf(page, coded, CodeForm::k4Bit, query);
   const Errors eight = ErrorsOf(page, coded, CodeForm::k8Bit, query);
 
-  EXPECT_NEAR(four.logit[0] / eight.logit[0], 16, 0.1);
-  EXPECT_NEAR(four.value / eight.value, 16, 0.1);
+  EXPECT_NEAR(four.logit[0] / eight.logit[0], 17, 0.1);
+  EXPECT_NEAR(four.value / eight.value, 17, 0.1);
 }
 
 TEST_P(CodesTest, PartsNeedNoAlignment) {
