@@ -37,11 +37,15 @@ bool IsForm(const AbsentPage& page) {
   return page.rung == Rung::kCoarse || page.rung == Rung::kFine;
 }
 
-// Widest side of a cell of the digest's key box, per channel, at `bits`.
-double CellWidth(const gpu::DigestView& digest, int d, int bits) {
+// A channel of the digest's key box.
+double BoxWidth(const gpu::DigestView& digest, int d) {
   const double low = gpu::HalfToFloat(digest.key_low[d]);
   const double high = gpu::HalfToFloat(digest.key_high[d]);
-  return (high - low) / static_cast<double>(1 << bits);
+  return high - low;
+}
+
+gpu::CodeForm FormOf(Rung rung) {
+  return rung == Rung::kCoarse ? gpu::CodeForm::k4Bit : gpu::CodeForm::k8Bit;
 }
 
 }  // namespace
@@ -197,16 +201,16 @@ void LaneAnswer::BoundFromDigests() {
 
 // By experience, how far a logit of the page is from what the page's rung says it is.
 double LaneAnswer::LogitNoise(const AbsentPage& page, int row) const {
-  // A uniform error in a cell of width w has the deviation w / sqrt(12); of a page's 32 keys the
-  // box is about four deviations wide.
-  const int bits = page.rung == Rung::kDigest ? 0 : page.rung == Rung::kCoarse ? 4 : 8;
-  const double per_width = page.rung == Rung::kDigest ? 0.25 : 1 / std::sqrt(12.0);
+  // Of a page's 32 keys the box is about four deviations wide; an error spread evenly up to e in
+  // either direction has the deviation e / sqrt(3).
+  const double per_width =
+      page.rung == Rung::kDigest ? 0.25 : gpu::CodeStepError(FormOf(page.rung)) / std::sqrt(3.0);
   const gpu::DigestView digest(memory_.digest(page.page).data(), query_.head_dim);
   const std::span<const float> q =
       query_.query.subspan(static_cast<size_t>(row) * head_dim(), head_dim());
   double sum = 0;
   for (int d = 0; d < query_.head_dim; ++d) {
-    const double x = q[static_cast<size_t>(d)] * CellWidth(digest, d, bits) * per_width;
+    const double x = q[static_cast<size_t>(d)] * BoxWidth(digest, d) * per_width;
     sum += x * x;
   }
   return query_.scale * std::sqrt(sum);
@@ -214,7 +218,7 @@ double LaneAnswer::LogitNoise(const AbsentPage& page, int row) const {
 
 void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::byte> part) {
   const bool is_coarse = rung == Rung::kCoarse;
-  const gpu::CodeForm form = is_coarse ? gpu::CodeForm::k4Bit : gpu::CodeForm::k8Bit;
+  const gpu::CodeForm form = FormOf(rung);
   if (is_coarse) page.coarse.assign(part.begin(), part.end());
   const std::span<const std::byte> coarse = page.coarse;
   const std::span<const std::byte> fine = is_coarse ? std::span<const std::byte>() : part;
@@ -239,6 +243,7 @@ void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::by
                       .digest = memory_.digest(page.page),
                       .coarse = coarse,
                       .logit_error = page.logit_error,
+                      .key_error = &page.key_error,
                       .value_error = &page.value_error});
   const gpu::Extent extent{.key = reinterpret_cast<const std::byte*>(decoded.data()),
                            .value = reinterpret_cast<const std::byte*>(decoded.data() + elements),
@@ -387,8 +392,7 @@ double LaneAnswer::Contribution(const AbsentPage& page, int row, bool by_experie
   if (!by_experience) {
     return share * (std::expm1(page.logit_error[r]) * (reach + value_error) + value_error);
   }
-  // An error spread evenly over a cell has the deviation width / sqrt(12), and is width / 2 at
-  // worst.
+  // An error spread evenly has a deviation of 1 / sqrt(3) of its worst.
   const double value_noise = value_error / std::sqrt(3.0);
   const double noise = LogitNoise(page, row);
   return share * std::sqrt(noise * noise * reach * reach + value_noise * value_noise);
@@ -405,16 +409,20 @@ double LaneAnswer::Estimate(int row) const {
 }
 
 Rounding LaneAnswer::RoundingOf(int row) const {
+  // Decoded keys and values may be longer than any that were encoded.
+  double key_norm = memory_.key_norm_max;
   double value_norm = memory_.value_norm_max;
+  int32_t slots = exact_slots_;
   for (const AbsentPage& page : pages_) {
-    if (IsForm(page)) {
-      value_norm = std::max(value_norm, memory_.value_norm_max + double{page.value_error});
-    }
+    if (!IsForm(page)) continue;
+    key_norm = std::max(key_norm, memory_.key_norm_max + double{page.key_error});
+    value_norm = std::max(value_norm, memory_.value_norm_max + double{page.value_error});
+    slots = std::max(slots, memory_.shape.tokens);
   }
-  return {.logit_error =
-              gpu::AttendLogitError(query_.head_dim, query_.scale,
-                                    query_norm_[static_cast<size_t>(row)], memory_.key_norm_max),
-          .sum_error = gpu::AttendSumError(static_cast<size_t>(exact_slots_)),
+  return {.logit_error = gpu::AttendLogitError(query_.head_dim, query_.scale,
+                                               query_norm_[static_cast<size_t>(row)],
+                                               static_cast<float>(key_norm * (1 + 1e-6))),
+          .sum_error = gpu::AttendSumError(static_cast<size_t>(slots)),
           .merges = exact_parts_,
           .value_norm_max = value_norm,
           .output_norm = Norm(output(row))};

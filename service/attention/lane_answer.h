@@ -42,6 +42,7 @@ struct AbsentPage {
   std::vector<float> spread;       // [rows] root mean square distance of its values from `output`
   std::vector<float> logit_error;  // [rows] R, proven
   std::vector<float> logits;       // [rows, page_tokens]; only where scores want them
+  float key_error = 0;             // Of its decoded keys, in l2 norm, proven
   float value_error = 0;           // rho, proven
   std::vector<std::byte> coarse;   // Kept for the finer form.
 };
