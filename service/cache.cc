@@ -36,7 +36,10 @@ absl::Status InFlight(const Sequence& facts, std::string_view what) {
 OpenedSequence::OpenedSequence(uint64_t number, const OpenArgs& args,
                                std::shared_ptr<const Model> sequence_model,
                                const ResolvedPolicy& resolved)
-    : facts(number, args, sequence_model), model(std::move(sequence_model)), policy(resolved) {}
+    : facts(number, args, sequence_model),
+      model(std::move(sequence_model)),
+      policy(resolved),
+      recall_history(static_cast<size_t>(model->geometry.layers)) {}
 
 Cache::Cache(const CacheOptions& options, Clock& clock)
     : options_(options), clock_(clock), pool_(options.device_budget_bytes) {}

@@ -30,6 +30,7 @@
 #include "service/model/sequence.h"
 #include "service/policy/lane_memory.h"
 #include "service/policy/policy.h"
+#include "service/policy/recall_history.h"
 #include "service/policy/scorer.h"
 #include "storage/block_key.h"
 
@@ -48,7 +49,8 @@ struct OpenedSequence {
   RecallSpec recall;
   int32_t budget_tokens = 0;
   int32_t chunk_tokens = 0;
-  std::vector<LaneMemory> memory;  // [layers * kv_heads]
+  std::vector<LaneMemory> memory;             // [layers * kv_heads]
+  std::vector<RecallHistory> recall_history;  // [layers]
 };
 using SequenceRef = std::shared_ptr<OpenedSequence>;
 

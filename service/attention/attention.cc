@@ -29,6 +29,19 @@ constexpr int64_t kSpillMax = 4 << 20;
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
+// Of token `m`, per query head.
+std::vector<double> OutputNorms(std::span<const LaneAnswer> lanes, int m) {
+  std::vector<double> norms;
+  for (const LaneAnswer& lane : lanes) {
+    for (int row = m; row < lane.rows(); row += lane.queries()) {
+      double squares = 0;
+      for (const float x : lane.output(row)) squares += static_cast<double>(x) * x;
+      norms.push_back(std::sqrt(squares));
+    }
+  }
+  return norms;
+}
+
 }  // namespace
 
 struct Attention::Work {
@@ -279,23 +292,25 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
                 [&](int head) { lanes[static_cast<size_t>(head)].TakeResident(); });
 
   PageSource source(cache_, tiers_, staging_, work.ticket.sequence, work.ticket.layer);
-  RecallResult result = Recall(work.recall, lanes,
-                               {.source = source,
-                                .parallel = parallel_,
-                                .backend = backend_,
-                                .stream = *stream,
-                                .clock = clock_,
-                                .deadline = work.call.deadline});
+  RecallResult result =
+      Recall(work.recall, lanes,
+             {.source = source,
+              .parallel = parallel_,
+              .backend = backend_,
+              .stream = *stream,
+              .clock = clock_,
+              .history = work.sequence().recall_history[static_cast<size_t>(work.ticket.layer)],
+              .deadline = work.call.deadline});
   EBBTIDE_RETURN_IF_ERROR(result.status);
   for (const LaneAnswer& lane : lanes) work.answer.absent_pages += lane.pages().size();
   for (TouchedRung& touched : result.touched) work.answer.touched.push_back(touched);
-  WriteTile(work, lanes, first_query, result.stopped_by);
+  WriteTile(work, lanes, first_query);
+  JudgeTile(work, lanes, first_query, result.stopped_by);
   if (observes) Observe(work, lanes, tile, first_query);
   return absl::OkStatus();
 }
 
-void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
-                          std::string_view stopped_by) {
+void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query) {
   const auto group = static_cast<size_t>(work.geometry.group());
   const auto heads = static_cast<size_t>(work.geometry.query_heads);
   const auto head_dim = static_cast<size_t>(work.geometry.head_dim);
@@ -328,17 +343,24 @@ void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t
       certificate.mass_bound[at] = bound.mass;
     }
   });
-  for (int m = 0; m < queries; ++m) {
+}
+
+// Which tokens are within their target, and why the others are not.
+void Attention::JudgeTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
+                          std::string_view stopped_by) {
+  const auto heads = static_cast<size_t>(work.geometry.query_heads);
+  const bool has_target =
+      work.recall.mode == RecallMode::kBounded || work.recall.mode == RecallMode::kEstimated;
+  const auto is_read = [](const AbsentPage& page) { return page.rung == Rung::kExact; };
+  const bool nothing_left_out = std::ranges::all_of(
+      lanes, [&](const LaneAnswer& lane) { return std::ranges::all_of(lane.pages(), is_read); });
+  Certificate& certificate = work.answer.certificate;
+  for (int m = 0; m < lanes.front().queries(); ++m) {
     const auto token = static_cast<size_t>(first_query + m);
-    bool is_met = true;
-    if (work.recall.mode == RecallMode::kBounded || work.recall.mode == RecallMode::kEstimated) {
-      is_met = TokenIsMet(lanes, m, work.recall.tau);
-    } else {
-      for (const LaneAnswer& lane : lanes) {
-        is_met = is_met && std::ranges::all_of(lane.pages(), [](const AbsentPage& page) {
-                   return page.rung == Rung::kExact;
-                 });
-      }
+    bool is_met = nothing_left_out;
+    if (has_target) {
+      const auto errors = std::span(certificate.error_bound).subspan(token * heads, heads);
+      is_met = IsMet(errors, OutputNorms(lanes, m), work.recall.tau);
     }
     certificate.met[token] = is_met ? 1 : 0;
     if (is_met) continue;

@@ -47,7 +47,8 @@ class Attention {
   void AppendTokens(Work& work);
   absl::Status Answer(Work& work);
   absl::Status AnswerTile(Work& work, int32_t first_query, int32_t queries);
-  void WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
+  void WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query);
+  void JudgeTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
                  std::string_view stopped_by);
   void Observe(Work& work, std::span<const LaneAnswer> lanes, const LaneQuery& tile,
                int32_t first_query);

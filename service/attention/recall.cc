@@ -45,19 +45,14 @@ class Climb {
   }
 
   void ReadUntilMet(double tau, bool by_experience) {
-    const double target = tau / (1 + tau);
-    Compose();
-    for (int round = 0; round < kRoundsMax; ++round) {
-      std::vector<Choice> choices = Choose(target, by_experience);
-      if (choices.empty()) return;
-      if (tools_.clock.SinceStart() >= tools_.deadline) {
-        stopped_by_ = "DEADLINE";
-        return;
-      }
-      Read(choices);
-      Compose();
+    RecallHistory& history = tools_.history;
+    if (history.exact_answers_left > 0) {
+      --history.exact_answers_left;
+      ReadEverything();
+      return;
     }
-    ReadEverythingDoubtful(target, by_experience);
+    Refine(tau / (1 + tau), by_experience);
+    if (BytesRead() > BytesOfEverything()) history.exact_answers_left = kExactAnswers;
   }
 
   // Nothing unread goes uncertified.
@@ -73,6 +68,33 @@ class Climb {
   }
 
  private:
+  void Refine(double target, bool by_experience) {
+    Compose();
+    for (int round = 0; round < kRoundsMax; ++round) {
+      std::vector<Choice> choices = Choose(target, by_experience);
+      if (choices.empty()) return;
+      if (tools_.clock.SinceStart() >= tools_.deadline) {
+        stopped_by_ = "DEADLINE";
+        return;
+      }
+      Read(choices);
+      Compose();
+    }
+    ReadEverythingDoubtful(target, by_experience);
+  }
+
+  uint64_t BytesRead() const {
+    uint64_t bytes = 0;
+    for (const TouchedRung& touched : touched_) bytes += touched.bytes;
+    return bytes;
+  }
+
+  uint64_t BytesOfEverything() const {
+    uint64_t pages = 0;
+    for (const LaneAnswer& lane : lanes_) pages += lane.pages().size();
+    return pages * tools_.source.bytes_of(storage::PagePart::kExact);
+  }
+
   void Compose() {
     tools_.parallel.Run(static_cast<int>(lanes_.size()),
                         [this](int lane) { lanes_[static_cast<size_t>(lane)].Compose(); });
@@ -299,20 +321,6 @@ std::string_view RungName(Rung rung) {
       return "exact";
   }
   return "";
-}
-
-bool TokenIsMet(std::span<const LaneAnswer> lanes, int m, double tau) {
-  std::vector<float> errors;
-  std::vector<double> norms;
-  for (const LaneAnswer& lane : lanes) {
-    for (int row = m; row < lane.rows(); row += lane.queries()) {
-      errors.push_back(lane.Bound(row).error);
-      double squares = 0;
-      for (const float x : lane.output(row)) squares += static_cast<double>(x) * x;
-      norms.push_back(std::sqrt(squares));
-    }
-  }
-  return IsMet(errors, norms, tau);
 }
 
 RecallResult Recall(const RecallSpec& spec, std::span<LaneAnswer> lanes, const RecallTools& tools) {

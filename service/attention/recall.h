@@ -20,6 +20,7 @@
 #include "service/calls.h"
 #include "service/movement/page_source.h"
 #include "service/policy/policy.h"
+#include "service/policy/recall_history.h"
 
 namespace ebbtide::service {
 
@@ -32,6 +33,7 @@ struct RecallTools {
   gpu::Backend& backend;
   gpu::Stream& stream;
   Clock& clock;
+  RecallHistory& history;  // The layer's.
   absl::Duration deadline;
 };
 
@@ -43,8 +45,5 @@ struct RecallResult {
 
 // `lanes` are the kv heads of one layer, resident tokens attended. Leaves every lane composed.
 RecallResult Recall(const RecallSpec& spec, std::span<LaneAnswer> lanes, const RecallTools& tools);
-
-// Is token `m` of the composed answer within its target, by the certificate's own arithmetic?
-bool TokenIsMet(std::span<const LaneAnswer> lanes, int m, double tau);
 
 }  // namespace ebbtide::service

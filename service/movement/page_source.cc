@@ -56,7 +56,7 @@ std::span<std::byte> PageSource::Stage(size_t bytes) {
 }
 
 void PageSource::Fetch(std::span<PageRequest> requests) {
-  pins_.clear();
+  pinned_.clear();
   staged_.clear();
   if (!holds_share_) staging_.TakeShare();
   holds_share_ = true;
@@ -96,20 +96,34 @@ void PageSource::FetchFromSlots(PageRequest& request) {
   request.state = FetchState::kOk;
 }
 
+// The block's record in place, pinned until the next fetch; null where the host tier lacks it.
+const PageSource::PinnedBlock* PageSource::Pinned(int32_t block) {
+  const auto [entry, is_new] = pinned_.try_emplace(block);
+  PinnedBlock& pinned = entry->second;
+  if (!is_new) return &pinned;
+  const storage::BlockKey key = sequence_->facts.key(block);
+  pinned.pin = tiers_.host.Pin(key);
+  if (pinned.pin == nullptr) {
+    pinned_.erase(entry);
+    return nullptr;
+  }
+  const auto header = storage::ParseHeader(*pinned.pin);
+  if (header.ok() && header->key == key) pinned.header = *header;
+  return &pinned;
+}
+
 bool PageSource::FetchInPlace(PageRequest& request) {
-  const storage::BlockPin pin = tiers_.host.Pin(sequence_->facts.key(request.page));
-  if (pin == nullptr) return false;
-  pins_.push_back(pin);
+  const PinnedBlock* block = Pinned(request.page);
+  if (block == nullptr) return false;
   request.tier = TierName::kHost;
   request.state = FetchState::kCorrupt;
-  const auto header = storage::ParseHeader(*pin);
-  if (!header.ok() || header->key != sequence_->facts.key(request.page)) return true;
+  if (!block->header.has_value()) return true;
   const auto page =
       static_cast<uint32_t>(layer_ * sequence_->model->geometry.kv_heads + request.kv_head);
-  const storage::RecordGeometry& geometry = header->geometry;
-  const auto bytes =
-      pin->subspan(geometry.part_offset(page, request.part), geometry.part_bytes(request.part));
-  if (!storage::PartIsIntact(*header, page, request.part, bytes)) return true;
+  const storage::RecordGeometry& geometry = block->header->geometry;
+  const auto bytes = block->pin->subspan(geometry.part_offset(page, request.part),
+                                         geometry.part_bytes(request.part));
+  if (!storage::PartIsIntact(*block->header, page, request.part, bytes)) return true;
   request.bytes = bytes;
   request.state = FetchState::kOk;
   return true;

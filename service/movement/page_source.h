@@ -8,9 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 
 #include "service/cache.h"
@@ -62,6 +64,12 @@ class PageSource {
   void Fetch(std::span<PageRequest> requests);
 
  private:
+  struct PinnedBlock {
+    storage::BlockPin pin;
+    std::optional<storage::RecordHeader> header;  // None: damaged.
+  };
+
+  const PinnedBlock* Pinned(int32_t block);
   void FetchFromSlots(PageRequest& request);
   bool FetchInPlace(PageRequest& request);
   void FetchStaged(std::span<PageRequest*> requests);
@@ -73,7 +81,7 @@ class PageSource {
   const SequenceRef sequence_;
   const int layer_;
   bool holds_share_ = false;
-  std::vector<storage::BlockPin> pins_;
+  absl::flat_hash_map<int32_t, PinnedBlock> pinned_;  // By block number.
   std::vector<std::vector<std::byte>> staged_;
 };
 
