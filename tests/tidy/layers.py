@@ -52,7 +52,7 @@ MAY_USE = {
     "storage/host": {"base", "storage/records", "storage"},
     "storage/rocksdb": {"base", "storage/records", "storage"},
     "storage/redis": {"base", "storage/records", "storage"},
-    "service/words": {"base", "gpu/words", "storage/records"},
+    "service/words": {"base", "gpu/words", "gpu", "storage/records"},
     "service/model": _WORDS | {"gpu"},
     "service/prefix": _WORDS | {"service/model"},
     "service/policy": _WORDS | {"gpu", "service/model"},

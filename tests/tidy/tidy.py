@@ -10,6 +10,7 @@ import sys
 import layers
 import links
 import opening
+import reasons
 import sizes
 import words
 from tree import Tree
@@ -19,6 +20,7 @@ RULES = {
     "layers": layers.check,
     "links": links.check_pages,
     "opening": opening.check,
+    "reasons": reasons.check,
     "sizes": sizes.check,
     "words": words.check,
 }

@@ -10,6 +10,7 @@ import unittest
 import layers
 import links
 import opening
+import reasons
 import sizes
 import words
 from tree import Tree, without_comments_and_strings
@@ -178,7 +179,7 @@ class WordsTest(unittest.TestCase):
     def test_banned_words_are_found(self):
         for path, line in [
             ("service/a.cc", "int offload_count = 0;"),
-            ("service/a.cc", "void SpillPages();"),
+            ("proto/a.proto", "uint64 offload_bytes = 3;"),
             ("client/a.cc", "bool is_swapped = SwapOut(page);"),
             ("service/a.h", "class TierManager {};"),
             ("service/a.h", "struct LaneHelper {};"),
@@ -205,7 +206,7 @@ class WordsTest(unittest.TestCase):
     def test_right_words_pass(self):
         for path, line in [
             ("service/a.cc", "// Other caches offload whole prefixes."),
-            ("service/a.cc", 'Log("spill");'),
+            ("service/a.cc", 'Log("offload");'),
             ("service/a.h", "friend bool operator==(const A&, const A&) = default;"),
             ("service/a.h", "template <typename H> friend H AbslHashValue(H hash, const A& a) {}"),
             ("client/a.cc", "absl::SleepFor(backoff);"),
@@ -238,6 +239,14 @@ class LinksTest(unittest.TestCase):
             "cmake/a.cmake": "# scripts/gone.py\n",
             "docs/b.md": "# There\n",
         }), ["cmake/a.cmake:1", "gpu/a.h:2", "gpu/b.h:1", "gpu/b.h:2"])
+
+
+class ReasonsTest(unittest.TestCase):
+    def test_reasons_that_differ_are_found(self):
+        self.assertEqual(places(reasons.check, {
+            "docs/errors.md": "| `ABORTED` | x |\n| `INDEX_GAP` | x |\n| `GONE` | x |\n",
+            "service/a.cc": 'Refuse("INDEX_GAP");\nRefuse("NEW_ONE");\ngetenv("XDG_HOME");\n',
+        }), ["service/a.cc:2", "docs/errors.md:3"])
 
 
 class TreeTest(unittest.TestCase):
