@@ -24,7 +24,6 @@ struct DamageArgs {
   std::span<const float> lse;     // [rows] over these extents and the rest below
   std::span<const float> centre;  // [rows, head_dim] the output of each row (CAOTE), or the mean
                                   // value repeated (FastCAOTE)
-  std::span<const float> value_norm = {};  // [slots] |value|, kept since the append; empty: unknown
   // What the rows attended to beside the extents, as one partial attention (merge.h): tokens
   // recalled in place, or a learned sink (output 0). Empty: nothing. FastCAOTE has no use for it.
   std::span<const float> rest_output = {};  // [rows, head_dim]

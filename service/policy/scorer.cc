@@ -57,7 +57,6 @@ void WeighByValues(ValueWeighting weighting, const WorkingSet& set, const LaneMe
                              .logits = logit,
                              .lse = {&lse, 1},
                              .centre = centre,
-                             .value_norm = {},
                              .damage = score};
   if (weighting == ValueWeighting::kCaote) {
     gpu::DamageCpu(args);
