@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Golden vectors of attention, merging, mass and selection, on the reference and on every SIMD
-// target. Those of scores, digests and bounds: golden_row2_test.cc.
+// target. Those of scores, digests and bounds: golden_scores_test.cc.
 
 #include "tests/unit/gpu/golden.h"
 
