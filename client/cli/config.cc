@@ -2,7 +2,6 @@
 //
 // `ebbctl config check`: asks the daemon's own parser, so that there is one and not two.
 
-#include <array>
 #include <string>
 
 #include "base/status_macros.h"
@@ -12,8 +11,10 @@
 namespace ebbtide::cli {
 
 absl::StatusOr<bool> RunConfigCheck(const std::string& file) {
-  const std::array<std::string, 3> arguments = {"--config", file, "--check-config"};
-  EBBTIDE_ASSIGN_OR_RETURN(const int exit_code, RunDaemon(arguments));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::string daemon, FindDaemon());
+  EBBTIDE_ASSIGN_OR_RETURN(
+      const int exit_code,
+      RunToEnd({.program = daemon, .arguments = {"--config", file, "--check-config"}}));
   return exit_code == 0;
 }
 

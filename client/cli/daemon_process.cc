@@ -53,11 +53,10 @@ absl::Status Failed(const char* what) {
   _exit(kExitNotRun);
 }
 
-absl::StatusOr<pid_t> Spawn(std::span<const std::string> arguments, int log) {
-  EBBTIDE_ASSIGN_OR_RETURN(std::string program, FindDaemon());
-  std::vector<std::string> owned(arguments.begin(), arguments.end());
-  std::vector<char*> argv = {program.data()};
-  for (std::string& argument : owned) argv.push_back(argument.data());
+absl::StatusOr<pid_t> Spawn(const CommandLine& command, int log) {
+  CommandLine owned = command;
+  std::vector<char*> argv = {owned.program.data()};
+  for (std::string& argument : owned.arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t pid = fork();
@@ -84,8 +83,8 @@ absl::StatusOr<std::string> FindDaemon() {
       kProgram, folder.string(), kProgram));
 }
 
-absl::StatusOr<int> RunDaemon(std::span<const std::string> arguments) {
-  EBBTIDE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(arguments, -1));
+absl::StatusOr<int> RunToEnd(const CommandLine& command) {
+  EBBTIDE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(command, -1));
   int wait_status = 0;
   while (waitpid(pid, &wait_status, 0) < 0) {
     if (errno != EINTR) return Failed("waitpid");
@@ -93,11 +92,11 @@ absl::StatusOr<int> RunDaemon(std::span<const std::string> arguments) {
   return ExitCode(wait_status);
 }
 
-absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(
-    std::span<const std::string> arguments, const std::string& log_file) {
+absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const CommandLine& command,
+                                                                    const std::string& log_file) {
   const int log = open(log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log < 0) return Failed("opening its log file");
-  const absl::StatusOr<pid_t> pid = Spawn(arguments, log);
+  const absl::StatusOr<pid_t> pid = Spawn(command, log);
   close(log);
   EBBTIDE_RETURN_IF_ERROR(pid.status());
   // glibc 2.36 has pidfd_open only behind a header that clashes with fcntl.h's names.
@@ -113,20 +112,20 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(
 DaemonProcess::~DaemonProcess() {
   if (IsRunning()) {
     kill(pid_, SIGKILL);
-    WaitForEnd(absl::InfiniteDuration());
+    EndsWithin(absl::InfiniteDuration());
   }
   close(pid_fd_);
 }
 
 bool DaemonProcess::IsRunning() {
-  return !WaitForEnd(absl::ZeroDuration());
+  return !EndsWithin(absl::ZeroDuration());
 }
 
 absl::Status DaemonProcess::Stop(absl::Duration timeout) {
   if (!has_ended_) kill(pid_, SIGTERM);
-  if (!WaitForEnd(timeout)) {
+  if (!EndsWithin(timeout)) {
     kill(pid_, SIGKILL);
-    WaitForEnd(absl::InfiniteDuration());
+    EndsWithin(absl::InfiniteDuration());
     return absl::DeadlineExceededError(
         absl::StrFormat("%s (process %d) did not end within %s of SIGTERM and was killed", kProgram,
                         pid_, absl::FormatDuration(timeout)));
@@ -138,7 +137,7 @@ absl::Status DaemonProcess::Stop(absl::Duration timeout) {
   return absl::OkStatus();
 }
 
-bool DaemonProcess::WaitForEnd(absl::Duration timeout) {
+bool DaemonProcess::EndsWithin(absl::Duration timeout) {
   if (has_ended_) return true;
   pollfd ended = {.fd = pid_fd_, .events = POLLIN, .revents = 0};
   const int timeout_ms = timeout == absl::InfiniteDuration()

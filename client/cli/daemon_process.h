@@ -8,7 +8,6 @@
 #include <sys/types.h>
 
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -22,22 +21,31 @@ namespace ebbtide::cli {
 //   kNotFound  neither has it; names both
 absl::StatusOr<std::string> FindDaemon();
 
+// A program and its arguments.
+struct CommandLine {
+  std::string program;
+  std::vector<std::string> arguments = {};
+};
+
 // Runs it to its end, on our own stdout and stderr. Its exit code; 128 + signal where it was
-// killed.
-absl::StatusOr<int> RunDaemon(std::span<const std::string> arguments);
+// killed; 127 where it can't be run.
+absl::StatusOr<int> RunToEnd(const CommandLine& command);
 
 // Thread-compatible.
 class DaemonProcess {
  public:
   // Starts it with stdout and stderr in `log_file`.
-  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(
-      std::span<const std::string> arguments, const std::string& log_file);
+  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const CommandLine& command,
+                                                              const std::string& log_file);
   ~DaemonProcess();  // Kills what still runs.
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
   // Whether it still runs; false once it ended.
   bool IsRunning();
+
+  // Waits for it to end; whether it did.
+  bool EndsWithin(absl::Duration timeout);
 
   // Asks it to end (SIGTERM) and waits.
   //   kDeadlineExceeded  it did not, and was killed
@@ -46,8 +54,6 @@ class DaemonProcess {
 
  private:
   DaemonProcess(pid_t pid, int pid_fd) : pid_(pid), pid_fd_(pid_fd) {}
-  bool WaitForEnd(absl::Duration timeout);
-
   const pid_t pid_;
   const int pid_fd_;  // Readable once it ended.
   bool has_ended_ = false;

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_format.h"
 
+#include "client/cli/demo.h"
 #include "client/cli/replay.h"
 #include "client/cli/verbs.h"
 
@@ -28,6 +29,7 @@ constexpr char kAbout[] =
     "ebbctl asks a running ebbtided, or starts one of its own for a demonstration.\n\n"
     "Examples:\n"
     "  ebbctl status\n"
+    "  ebbctl demo\n"
     "  ebbctl replay trace.safetensors --policy snapkv+caote --budget 12.5% --recall off,exact\n"
     "  ebbctl describe chat-17 --lane 15/0 --tokens\n";
 
@@ -100,6 +102,18 @@ void AddReplay(CLI::App& app, const Common& common, ReplayArgs& args, Verb& verb
   replay->callback([&] { verb = [&] { return RunReplay(common, args); }; });
 }
 
+void AddDemo(CLI::App& app, const Common& common, DemoArgs& args, Verb& verb) {
+  CLI::App* demo = app.add_subcommand(
+      "demo", "Start a daemon of its own, play a recorded model through it, check every byte");
+  demo->fallthrough();
+  demo->add_option("--trace", args.trace, "another trace than the one of the source tree");
+  demo->add_option("--budget", args.budget, "tokens per lane, or a percentage; default 12.5%");
+  demo->footer(
+      "Needs ebbtided beside this program. Leaves nothing behind. Exit code 0 only where no byte\n"
+      "differs and no certificate was violated.");
+  demo->callback([&] { verb = [&] { return RunDemo(common, args); }; });
+}
+
 int Exit(const absl::StatusOr<bool>& well) {
   if (well.ok()) return *well ? 0 : kExitNotWell;
   const std::string reason = client::ErrorReason(well.status());
@@ -114,6 +128,7 @@ int Main(int argc, char** argv) {
   DescribeArgs describe;
   std::string config_file;
   ReplayArgs replay;
+  DemoArgs demo;
   Verb verb;
   app.require_subcommand(1);
   app.add_option(
@@ -127,6 +142,7 @@ int Main(int argc, char** argv) {
   AddDescribe(app, common, describe, verb);
   AddConfig(app, config_file, verb);
   AddReplay(app, common, replay, verb);
+  AddDemo(app, common, demo, verb);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -57,12 +57,7 @@ absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const Repla
   EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, layers));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace));
-  ReplayReport report{.trace = path,
-                      .steps = trace.tokens - trace.prompt_length,
-                      .layers = {},
-                      .prompt_length = trace.prompt_length,
-                      .runs = {}};
-  for (const TraceLayer& layer : trace.layers) report.layers.push_back(layer.layer);
+  ReplayReport report = DescribeReplay(trace, path);
   EBBTIDE_ASSIGN_OR_RETURN(report.runs,
                            PlayRuns(client, {.trace = trace, .truths = truths}, specs));
   return report;
@@ -128,6 +123,14 @@ absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t t
     }
   }
   return specs;
+}
+
+ReplayReport DescribeReplay(const Trace& trace, const std::string& path) {
+  ReplayReport report{.trace = path,
+                      .steps = trace.tokens - trace.prompt_length,
+                      .prompt_length = trace.prompt_length};
+  for (const TraceLayer& layer : trace.layers) report.layers.push_back(layer.layer);
+  return report;
 }
 
 absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace) {

@@ -42,6 +42,9 @@ absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t t
 // The truth of every layer of `trace`, on two threads at most.
 absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace);
 
+// A report on `trace` that has no runs yet.
+ReplayReport DescribeReplay(const Trace& trace, const std::string& path);
+
 // Plays every run of `specs` in turn, with a progress line.
 absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client, const Score& score,
                                                 const std::vector<RunSpec>& specs);

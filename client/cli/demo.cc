@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `ebbctl demo`: plan, start, play, tell, stop, clean up.
+
+#include "client/cli/demo.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "base/clock.h"
+#include "base/executor.h"
+#include "base/status_macros.h"
+#include "client/cli/daemon_process.h"
+#include "client/cli/interrupt.h"
+#include "client/cli/replay.h"
+#include "client/cli/table.h"
+#include "client/cli/units.h"
+
+namespace ebbtide::cli {
+namespace {
+
+constexpr char kTrace[] = "tests/data/traces/smollm2-kjv-4096.safetensors";
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr absl::Duration kStartTimeout = absl::Seconds(20);
+constexpr absl::Duration kStopTimeout = absl::Seconds(20);
+
+// What discarding costs, then the same budget with recall.
+constexpr std::array<std::pair<const char*, const char*>, 5> kRuns = {
+    {{"streaming", "off"},
+     {"snapkv+caote", "off"},
+     {"snapkv+caote", "bounded(0.02)"},
+     {"snapkv+caote", "estimated(0.02)"},
+     {"snapkv+caote", "exact"}}};
+
+// A folder of its own, gone with it.
+class DemoFolder {
+ public:
+  static absl::StatusOr<DemoFolder> Make() {
+    std::error_code error;
+    std::string path =
+        (std::filesystem::temp_directory_path(error) / "ebbtide-demo-XXXXXX").string();
+    if (error || mkdtemp(path.data()) == nullptr) {
+      return absl::UnavailableError(absl::StrFormat(
+          "demo: no folder of its own can be made as %s; set TMPDIR to one that takes files",
+          path));
+    }
+    return DemoFolder(path);
+  }
+  DemoFolder(DemoFolder&& other) noexcept : path_(std::exchange(other.path_, "")) {}
+  DemoFolder& operator=(DemoFolder&&) = delete;
+  ~DemoFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit DemoFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+// The last lines of the daemon's log, for when it fails.
+std::string LogTail(const DemoPlan& plan) {
+  constexpr size_t kLines = 10;
+  std::ifstream log(plan.log_file());
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(log, line);) {
+    lines.push_back(line);
+    if (lines.size() > kLines) lines.erase(lines.begin());
+  }
+  return lines.empty() ? "its log is empty" : "its log ends:\n  " + absl::StrJoin(lines, "\n  ");
+}
+
+absl::StatusOr<std::unique_ptr<DaemonProcess>> StartDaemon(const DemoPlan& plan) {
+  std::ofstream file(plan.config_file());
+  file << plan.config();
+  file.close();
+  if (!file) {
+    return absl::UnavailableError(absl::StrFormat("demo: %s can't be written", plan.config_file()));
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(const std::string daemon, FindDaemon());
+  return DaemonProcess::Start({.program = daemon, .arguments = {"--config", plan.config_file()}},
+                              plan.log_file());
+}
+
+// Asks until the daemon answers, has ended, or takes too long.
+absl::StatusOr<client::Client> ConnectTo(DaemonProcess& daemon, const DemoPlan& plan) {
+  const absl::Duration deadline = SteadyClock().SinceStart() + kStartTimeout;
+  const client::ClientOptions once = {.connect_timeout = absl::Seconds(1), .attempts_max = 1};
+  while (true) {
+    if (client::Client::Connect(plan.socket(), once).ok()) {
+      return client::Client::Connect(plan.socket());
+    }
+    EBBTIDE_RETURN_IF_ERROR(CheckInterrupted());
+    if (daemon.EndsWithin(absl::Milliseconds(50))) {
+      return absl::UnavailableError("demo: the daemon ended at its start; " + LogTail(plan));
+    }
+    if (SteadyClock().SinceStart() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrFormat("demo: the daemon does not answer at %s after %s; %s", plan.socket(),
+                          FormatElapsed(kStartTimeout), LogTail(plan)));
+    }
+  }
+}
+
+std::string Introduction(const Trace& trace, const DemoPlan& plan, const client::ServerInfo& info) {
+  return absl::StrFormat(
+      "A real model's memory, in a place far too small for it.\n\n"
+      "model      %s\n"
+      "text       %s\n"
+      "           %s tokens, of which the last %s are decoded one by one; %s of keys and values\n"
+      "machine    %d CPUs, %s of memory; %s%s\n"
+      "daemon     ebbtided %s, started for this demo in %s\n"
+      "           host tier %s, the rest goes to RocksDB on disk\n\n",
+      trace.model, trace.text, FormatCount(trace.tokens),
+      FormatCount(trace.tokens - trace.prompt_length), FormatBytes(trace.kv_bytes()),
+      AvailableCpus(), FormatBytes(AvailableMemoryBytes()), info.backend,
+      info.simulated_device ? "; no GPU: the device is simulated in host memory" : "", info.version,
+      plan.folder, FormatBytes(plan.host_budget_bytes));
+}
+
+std::string RunsTable(const std::vector<RunReport>& runs) {
+  Table table({{"policy"},
+               {"recall"},
+               {"error p50", Align::kRight},
+               {"p99", Align::kRight},
+               {"max", Align::kRight},
+               {"certified / true", Align::kRight},
+               {"violations", Align::kRight},
+               {"not met", Align::kRight},
+               {"pages absent", Align::kRight},
+               {"read", Align::kRight},
+               {"step p50", Align::kRight},
+               {"bytes that differ", Align::kRight}});
+  for (const RunReport& run : runs) {
+    table.AddRow({run.policy, run.recall, FormatPercent(run.rel_error.p50),
+                  FormatPercent(run.rel_error.p99), FormatPercent(run.rel_error.max),
+                  FormatNumber(run.bound_over_error_p50), FormatCount(run.certificate_violations),
+                  TargetOf(run.recall).has_value() ? FormatCount(run.not_met) : "-",
+                  FormatNumber(run.absent_pages), FormatNumber(run.touched_pages.total),
+                  FormatElapsed(absl::Seconds(run.step_seconds.p50)),
+                  FormatCount(run.byte_mismatches)});
+  }
+  return table.Render();
+}
+
+// Sums of all runs, for the verdict.
+struct Totals {
+  uint64_t bytes_checked = 0;
+  uint64_t byte_mismatches = 0;
+  uint64_t violations = 0;
+};
+
+absl::StatusOr<ReplayReport> PlayDemo(const client::Client& client, const Trace& trace,
+                                      const DemoArgs& args, const std::string& path) {
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Budget budget, ParseBudget(args.budget, trace.tokens));
+  std::vector<RunSpec> specs;
+  for (const auto& [policy, recall] : kRuns) {
+    specs.push_back({.policy = policy, .recall = recall, .budget = budget});
+  }
+  ReplayReport report = DescribeReplay(trace, path);
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace));
+  EBBTIDE_ASSIGN_OR_RETURN(report.runs,
+                           PlayRuns(client, {.trace = trace, .truths = truths}, specs));
+  return report;
+}
+
+}  // namespace
+
+std::string DemoPlan::config() const {
+  return absl::StrFormat(
+      "server:\n"
+      "  listen: %s\n"
+      "device:\n"
+      "  budget: %uB\n"
+      "host:\n"
+      "  budget: %uB\n"
+      "rocksdb:\n"
+      "  path: %s/rocksdb\n"
+      "  budget: %uB\n",
+      socket(), device_budget_bytes, host_budget_bytes, folder, rocksdb_budget_bytes);
+}
+
+DemoPlan PlanDemo(const Trace& trace, const std::string& folder) {
+  const uint64_t kv_bytes = trace.kv_bytes();
+  return {.folder = folder,
+          .device_budget_bytes = std::max(4 * kMiB, 2 * kv_bytes),
+          .host_budget_bytes = std::max(kMiB, kv_bytes / 4),  // 1 MiB is the daemon's least.
+          .rocksdb_budget_bytes = std::max(64 * kMiB, 4 * kv_bytes)};
+}
+
+absl::StatusOr<std::string> FindDemoTrace() {
+  std::error_code error;
+  const std::filesystem::path program =
+      std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  for (std::filesystem::path folder : {program, std::filesystem::current_path(error)}) {
+    for (; !folder.empty(); folder = folder.parent_path()) {
+      if (std::filesystem::exists(folder / kTrace, error)) return (folder / kTrace).string();
+      if (folder == folder.root_path()) break;
+    }
+  }
+  return absl::NotFoundError(absl::StrFormat(
+      "demo: no %s in any folder above %s or the current one; name a trace with --trace", kTrace,
+      program.string()));
+}
+
+std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
+  Totals totals;
+  for (const RunReport& run : report.runs) {
+    totals.bytes_checked += run.bytes_checked;
+    totals.byte_mismatches += run.byte_mismatches;
+    totals.violations += run.certificate_violations;
+  }
+  const RunReport& last = report.runs.back();
+  std::string text = absl::StrFormat(
+      "Budget %s of %s tokens per lane. Error is that of the layer's output against full "
+      "attention\n"
+      "in float64; recall off is what discarding costs.\n\n",
+      FormatCount(last.budget_tokens), FormatCount(trace.tokens));
+  text += RunsTable(report.runs);
+  text += absl::StrFormat(
+      "\nWhere the %s lane-tokens of the last run were kept: %s in host memory, %s in RocksDB, %s "
+      "in "
+      "open\nblocks; %s of them also in the working set, which %s had left.\n",
+      FormatCount(trace.tokens * trace.kv_heads * trace.layers.size()),
+      FormatCount(last.tokens.host), FormatCount(last.tokens.rocksdb),
+      FormatCount(last.tokens.open), FormatCount(last.tokens.device), FormatCount(last.demotions));
+  text += absl::StrFormat(
+      "Every key and value read back and compared: %s, %s mismatches.\n"
+      "Every answer compared with its certificate: %s violations.\n",
+      FormatBytes(totals.bytes_checked), FormatCount(totals.byte_mismatches),
+      FormatCount(totals.violations));
+  return text;
+}
+
+absl::StatusOr<bool> RunDemo(const Common& common, const DemoArgs& args) {
+  CatchInterrupts();
+  std::string path = args.trace;
+  if (path.empty()) {
+    EBBTIDE_ASSIGN_OR_RETURN(path, FindDemoTrace());
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, {}));
+  EBBTIDE_ASSIGN_OR_RETURN(const DemoFolder folder, DemoFolder::Make());
+  const DemoPlan plan = PlanDemo(trace, folder.path());
+  EBBTIDE_ASSIGN_OR_RETURN(const std::unique_ptr<DaemonProcess> daemon, StartDaemon(plan));
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, ConnectTo(*daemon, plan));
+  EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
+  if (common.output == Output::kTable) Print(Introduction(trace, plan, info));
+  absl::StatusOr<ReplayReport> report = PlayDemo(client, trace, args, path);
+  if (!report.ok() && !daemon->IsRunning()) {
+    return absl::UnavailableError(absl::StrFormat(
+        "demo: the daemon ended (%s); %s", std::string(report.status().message()), LogTail(plan)));
+  }
+  EBBTIDE_RETURN_IF_ERROR(report.status());
+  Print(common.output == Output::kJson ? ToJson(*report).dump(2) + "\n"
+                                       : RenderDemo(trace, *report));
+  EBBTIDE_RETURN_IF_ERROR(daemon->Stop(kStopTimeout));
+  return report->is_sound();
+}
+
+}  // namespace ebbtide::cli

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the demo's daemon is told, by the daemon's own parser, and what the demo says of its runs.
+
+#include "client/cli/demo.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "service/config/load_config.h"
+#include "tests/support/status_matchers.h"
+#include "tests/unit/client/synthetic_trace.h"
+
+namespace ebbtide::cli {
+namespace {
+
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+Trace SmallTrace() {
+  return *ParseTrace(MakeSyntheticFile({}).Bytes(), {});
+}
+
+service::Surroundings Machine() {
+  service::Surroundings machine;
+  machine.memory_bytes = 8192 * kMiB;
+  machine.disk = [](const std::string&) {
+    return service::DiskSpace{.capacity_bytes = 100000 * kMiB, .free_bytes = 50000 * kMiB};
+  };
+  return machine;
+}
+
+TEST(DemoPlanTest, ItsConfigurationIsOneThatTheDaemonTakes) {
+  const DemoPlan plan = PlanDemo(SmallTrace(), "/tmp/demo");
+
+  const service::LoadedConfig loaded = service::LoadConfig(plan.config(), Machine());
+
+  EXPECT_EQ(service::FormatMistakes("demo", loaded.mistakes), "");
+  EXPECT_EQ(loaded.config.server.listen.socket_path, "/tmp/demo/ebbtide.sock");
+  EXPECT_EQ(loaded.config.host.budget_bytes, plan.host_budget_bytes);
+  EXPECT_EQ(loaded.config.device.budget_bytes, plan.device_budget_bytes);
+  EXPECT_EQ(loaded.config.rocksdb.budget_bytes, plan.rocksdb_budget_bytes);
+  EXPECT_EQ(loaded.config.rocksdb.path, "/tmp/demo/rocksdb");
+}
+
+TEST(DemoPlanTest, TheHostTierTakesAQuarterOfALargeTrace) {
+  Trace trace = SmallTrace();
+  trace.tokens = 1 << 20;  // Its size is all that is looked at.
+
+  const DemoPlan plan = PlanDemo(trace, "/tmp/demo");
+
+  EXPECT_EQ(plan.host_budget_bytes, trace.kv_bytes() / 4);
+  EXPECT_GT(plan.rocksdb_budget_bytes, trace.kv_bytes());
+}
+
+TEST(DemoTest, TheRecordedTraceIsFoundFromTheBuildFolder) {
+  ASSERT_OK_AND_ASSIGN(const std::string path, FindDemoTrace());
+
+  EXPECT_THAT(path, HasSubstr("tests/data/traces/smollm2-kjv-4096.safetensors"));
+}
+
+TEST(DemoTest, TheVerdictSumsAllRuns) {
+  RunReport off{.policy = "snapkv+caote", .recall = "off"};
+  off.bytes_checked = 1024;
+  off.not_met = 16;
+  RunReport bounded{.policy = "snapkv+caote", .recall = "bounded(0.02)"};
+  bounded.bytes_checked = 1024;
+  bounded.byte_mismatches = 3;
+  bounded.certificate_violations = 2;
+  bounded.not_met = 7;
+
+  const std::string text = RenderDemo(SmallTrace(), {.runs = {off, bounded}});
+
+  EXPECT_THAT(text, HasSubstr("read back and compared: 2.00 KiB, 3 mismatches."));
+  EXPECT_THAT(text, HasSubstr("compared with its certificate: 2 violations."));
+  // Without a target there is none to miss.
+  EXPECT_THAT(text, ContainsRegex("snapkv\\+caote +off +.* - +0"));
+  EXPECT_THAT(text, ContainsRegex("snapkv\\+caote +bounded\\(0.02\\) +.* 7 +0"));
+}
+
+}  // namespace
+}  // namespace ebbtide::cli
