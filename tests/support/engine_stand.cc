@@ -160,7 +160,7 @@ EngineStand::EngineStand(const EngineSetup& setup)
   auto engine = service::Engine::Create(
       {.device_budget_bytes = setup.device_bytes},
       {.clock = SteadyClock(),
-       .carriers = *carriers_,
+       .carriers = setup.carriers != nullptr ? *setup.carriers : *carriers_,
        .parallel = parallel_,
        .backend = backend_,
        .host = wrapped_host_ != nullptr ? *wrapped_host_ : *host_,

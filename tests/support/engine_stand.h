@@ -28,9 +28,10 @@ struct EngineSetup {
   uint64_t device_bytes = 64 << 20;
   uint64_t host_bytes = 64 << 20;
   int threads = 2;
+  Executor* carriers = nullptr;  // Null: a thread of the stand's own.
   // Puts a decorator between the engine and a tier.
-  std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_host;
-  std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_rocksdb;
+  std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_host = {};
+  std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_rocksdb = {};
 };
 
 class EngineStand {

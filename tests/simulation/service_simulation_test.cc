@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole service under random calls, in any order of carrying and with any fault of its tiers.
+// After each step the model's invariants are checked, budgets hold, every answer is within its
+// certificate, and every byte read back is right or reported lost.
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "tests/simulation/sequence_oracle.h"
+#include "tests/support/engine_stand.h"
+#include "tests/support/faulty_tier.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/stepped_executor.h"
+
+namespace ebbtide::test {
+namespace {
+
+constexpr const char* kPolicies[] = {"streaming",     "keydiff", "h2o",          "h2o+caote",
+                                     "tova",          "snapkv",  "snapkv+caote", "tova+fastcaote",
+                                     "h2o+fastcaote", "auto"};
+constexpr const char* kRecalls[] = {"off", "exact", "bounded(0.02)", "bounded(0.2)",
+                                    "estimated(0.02)"};
+constexpr const char* kPrefills[] = {"exact", "blockwise(32)"};
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed) : random_(seed), stand_(Setup(seed)) {}
+
+  void Run(int steps) {
+    for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
+      OneStep();
+      stand_.engine().CheckInvariants();
+      ASSERT_LE(stand_.host_budget().used_bytes(), stand_.host_budget().limit_bytes());
+    }
+    Finish();
+  }
+
+ private:
+  EngineSetup Setup(uint64_t seed) {
+    EngineSetup setup;
+    setup.device_bytes = 600 << 10;
+    setup.host_bytes = (300 << 10) << (seed % 3);
+    // rocksdb later
+    setup.carriers = &carriers_;
+    setup.wrap_host = [this, seed](storage::Tier& tier) {
+      auto faulty = std::make_unique<FaultyTier>(tier, seed);
+      host_ = faulty.get();
+      return faulty;
+    };
+    setup.wrap_rocksdb = [this, seed](storage::Tier& tier) {
+      auto faulty = std::make_unique<FaultyTier>(tier, seed + 1);
+      rocksdb_ = faulty.get();
+      return faulty;
+    };
+    return setup;
+  }
+
+  uint64_t Draw(uint64_t below) { return random_() % below; }
+  SequenceOracle& AnySequence() { return *sequences_[Draw(sequences_.size())]; }
+
+  void OneStep() {
+    const uint64_t choice = Draw(100);
+    if (sequences_.empty() || (choice < 4 && sequences_.size() < 4)) {
+      Open();
+    } else if (choice < 60) {
+      const bool is_prefill = Draw(3) == 0;
+      AnySequence().Step(is_prefill ? 1 + static_cast<int32_t>(Draw(32)) : 1,
+                         is_prefill ? service::Phase::kPrefill : service::Phase::kDecode,
+                         absl::ZeroDuration());
+    } else if (choice < 75) {
+      for (uint64_t jobs = 1 + Draw(3); jobs > 0 && carriers_.RunNext(); --jobs) {
+      }
+    } else if (choice < 80) {
+      AnySequence().CheckBytes(static_cast<int>(Draw(2)), static_cast<int>(Draw(2)));
+    } else if (choice < 84) {
+      AnySequence().AskAgain();
+    } else if (choice < 88) {
+      SequenceOracle& sequence = AnySequence();
+      sequence.Truncate(std::max(0, sequence.length() + 1 - static_cast<int32_t>(Draw(6))));
+    } else if (choice < 91) {
+      const size_t i = Draw(sequences_.size());
+      sequences_[i]->Close();
+      sequences_.erase(sequences_.begin() + static_cast<ptrdiff_t>(i));
+    } else if (choice < 95) {
+      ChangeFaults(host_);
+    } else if (choice < 98) {
+      ChangeFaults(rocksdb_);
+    } else {
+      stand_.engine().CloseIdle();
+    }
+  }
+
+  void Open() {
+    service::OpenArgs args;
+    args.policy = kPolicies[Draw(std::size(kPolicies))];
+    args.recall = kRecalls[Draw(std::size(kRecalls))];
+    args.prefill = kPrefills[Draw(std::size(kPrefills))];
+    args.budget_tokens = 40 + static_cast<uint32_t>(Draw(40));
+    args.chunk_tokens = 32;
+    auto sequence = std::make_unique<SequenceOracle>(
+        stand_.engine(), "sequence " + std::to_string(++opened_), random_(), args);
+    if (sequence->Open()) sequences_.push_back(std::move(sequence));
+  }
+
+  void ChangeFaults(FaultyTier* tier) {
+    if (tier == nullptr) return;
+    Faults faults;
+    switch (Draw(6)) {
+      case 0:
+        faults.refuse = 0.5;
+        break;
+      case 1:
+        faults.full = 0.5;
+        break;
+      case 2:
+        faults.torn = 0.3;
+        break;
+      case 3:
+        faults.flipped = 0.3;
+        break;
+      default:
+        break;  // Healed.
+    }
+    tier->Set(faults);
+  }
+
+  // Everything heals; everything is sealed; nothing stays behind.
+  void Finish() {
+    if (host_ != nullptr) host_->Set({});
+    if (rocksdb_ != nullptr) rocksdb_->Set({});
+    carriers_.RunAll();
+    uint64_t lost = 0;
+    for (const auto& sequence : sequences_) {
+      for (int layer = 0; layer < 2; ++layer) {
+        for (int head = 0; head < 2; ++head) sequence->CheckBytes(layer, head);
+      }
+      lost += sequence->counts().lost_pages;
+      sequence->Close();
+    }
+    const uint64_t damaged = (host_ != nullptr ? host_->damaged_records() : 0) +
+                             (rocksdb_ != nullptr ? rocksdb_->damaged_records() : 0);
+    ASSERT_TRUE(lost == 0 || damaged > 0) << "pages are lost, and no fault damaged any";
+    stand_.engine().CloseIdle();
+    carriers_.RunAll();
+    stand_.engine().CheckInvariants();
+    for (const service::TierReport& tier : stand_.engine().GetStats().tiers) {
+      if (tier.tier != service::TierName::kDevice) {
+        ASSERT_EQ(tier.blocks, 0U) << "blocks of closed sequences stay";
+      }
+      ASSERT_EQ(tier.tokens, 0U);
+    }
+  }
+
+  std::mt19937_64 random_;
+  SteppedExecutor carriers_;
+  FaultyTier* host_ = nullptr;
+  FaultyTier* rocksdb_ = nullptr;
+  EngineStand stand_;
+  std::vector<std::unique_ptr<SequenceOracle>> sequences_;
+  int opened_ = 0;
+};
+
+TEST(ServiceSimulationTest, PromisesHoldUnderAnyOrderAndAnyFault) {
+  ForEachSeed(20, [](uint64_t seed) { Simulation(seed).Run(400); });
+}
+
+// Two engines get the same calls; one carries at once, the other late and in bursts.
+TEST(ServiceSimulationTest, VictimsDoNotDependOnTiming) {
+  ForEachSeed(10, [](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    SteppedExecutor prompt_carriers;
+    SteppedExecutor late_carriers;
+    EngineStand prompt({.carriers = &prompt_carriers});
+    EngineStand late({.carriers = &late_carriers});
+    service::OpenArgs args{.policy = kPolicies[seed % std::size(kPolicies)],
+                           .recall = "exact",
+                           .budget_tokens = 48,
+                           .chunk_tokens = 128};
+    SequenceOracle a(prompt.engine(), "a", seed, args);
+    SequenceOracle b(late.engine(), "a", seed, args);
+    ASSERT_TRUE(a.Open() && b.Open());
+    for (int step = 0; step < 40; ++step) {
+      const auto count = static_cast<int32_t>(random() % 2 == 0 ? 1 : 1 + random() % 20);
+      const service::Phase phase = count == 1 ? service::Phase::kDecode : service::Phase::kPrefill;
+      ASSERT_TRUE(a.Step(count, phase, absl::ZeroDuration()));
+      prompt_carriers.RunAll();
+      while (!b.Step(count, phase, absl::ZeroDuration())) ASSERT_TRUE(late_carriers.RunNext());
+      if (random() % 8 == 0) late_carriers.RunAll();
+      ASSERT_EQ(a.Residents(), b.Residents()) << "step " << step;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ebbtide::test
