@@ -1,17 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every implementation of codes shares: its contract's checks and its error bound.
+// What every implementation of codes shares: its contract's checks, its error bound, and what it
+// makes of norms.
 
 #include "gpu/kernels/codes.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "base/status_macros.h"
+#include "gpu/element.h"
 #include "gpu/kernels/digest.h"
+#include "gpu/outward.h"
 
 namespace ebbtide::gpu {
 namespace {
+
+constexpr double kF64Slack = 1 + 1e-12;  // Far more than a sum of 256 terms is off in f64.
+
+struct Channel {
+  float low = 0;
+  float high = 0;
+  bool is_finite() const { return std::isfinite(low) && std::isfinite(high); }
+};
+
+// `box` is [low f16 x d][high f16 x d], of any alignment.
+Channel ChannelAt(const std::byte* box, int head_dim, int d) {
+  return {.low = ElementAt(Dtype::kF16, box, d), .high = ElementAt(Dtype::kF16, box, head_dim + d)};
+}
+
+// Its width where that is finite, exactly.
+double WidthAt(const std::byte* box, int head_dim, int d) {
+  const Channel channel = ChannelAt(box, head_dim, d);
+  return channel.is_finite() ? static_cast<double>(channel.high) - channel.low : 0;
+}
+
+// A step, by experience: an error that spreads evenly has the deviation of its range / sqrt(12).
+double StepDeviation(CodeForm form) {
+  return 1 / (CodeSteps(form) * std::sqrt(12.0));
+}
+
+CodeNorms NormsAt(std::span<const std::byte> coarse, const PageShape& shape, CodeForm form) {
+  CodeNorms norms;
+  const size_t offset = CodeBoxBytes(shape) + (form == CodeForm::k4Bit ? 0 : sizeof(CodeNorms));
+  std::memcpy(&norms, coarse.data() + offset, sizeof(norms));
+  return norms;
+}
+
+// x * norm, rounded up; inf with an infinite norm even where x is 0.
+float TimesNorm(double x, float norm) {
+  return std::isinf(norm) ? norm : FloatUp(x * norm * kF64Slack);
+}
 
 void CheckShape(const PageShape& shape) {
   EBBTIDE_CHECK(shape.head_dim >= 1 && shape.head_dim <= kHeadDimMax,
@@ -52,6 +93,10 @@ void CheckCodeErrors(const CodeErrorArgs& args) {
   EBBTIDE_CHECK(args.query.size() == rows * static_cast<size_t>(args.shape.head_dim),
                 "codes: query is [rows, head_dim]");
   EBBTIDE_CHECK(args.logit_error.size() == rows, "codes: logit_error is [rows]");
+  EBBTIDE_CHECK(args.logit_error_joint.empty() || args.logit_error_joint.size() == rows,
+                "codes: logit_error_joint is [rows]");
+  EBBTIDE_CHECK(args.logit_deviation.empty() || args.logit_deviation.size() == rows,
+                "codes: logit_deviation is [rows]");
 }
 
 // With u = 2^-24, W = high - low > 0, M = max(|low|, |high|), p = 240 (x - low) / W:
@@ -72,6 +117,67 @@ double CodeElementError(CodeForm form, double low, double high) {
   if (width == 0) return 0;
   const double largest = std::max(std::fabs(low), std::fabs(high));
   return width * CodeStepError(form) + kUnit * (8.5 * width + 1.01 * largest);
+}
+
+// Infinite channels are left out: what they hold may not even be finite in other units.
+ResidualUnits::ResidualUnits(const std::byte* box, int head_dim, bool are_keys) {
+  float largest = 0;
+  for (int d = 0; d < head_dim; ++d) {
+    const Channel channel = ChannelAt(box, head_dim, d);
+    is_finite = is_finite && channel.is_finite();
+    const float width = channel.is_finite() ? channel.high - channel.low : 0;
+    largest = std::max(largest, width);
+    factor[d] = width > 0 ? 1 / width : 0;
+  }
+  has_width = largest > 0;
+  if (are_keys || !has_width) return;
+  unit = std::ldexp(1.0, std::ilogb(largest));
+  for (float& each : factor) each = each > 0 ? static_cast<float>(1 / unit) : 0;
+}
+
+// An element is off by four roundings at most: of the width, of its inverse, of the difference and
+// of their product. With 64 rows, norms are off by 8 times as much; and by 2^-140 where products
+// are subnormal.
+CodeNorm ResidualUnits::NormOf(const MatrixNorms& scaled) const {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr double kRoundings = 1 + 40 * 0x1p-24;
+  if (!is_finite) return {.each = kInfinity, .joint = kInfinity};
+  if (!has_width) return {};
+  return {.each = FloatUp(unit * (scaled.each * kRoundings + 0x1p-140)),
+          .joint = FloatUp(unit * (scaled.joint * kRoundings + 0x1p-140))};
+}
+
+void StoreCodeNorms(const CodeNorms (&norms)[2], const EncodeArgs& args) {
+  std::memcpy(args.coarse.data() + CodeBoxBytes(args.shape), norms, sizeof(norms));
+}
+
+void TightenByNorms(const CodeErrorArgs& args) {
+  const int head_dim = args.shape.head_dim;
+  const CodeNorms norms = NormsAt(args.coarse, args.shape, args.form);
+  for (size_t row = 0; row < args.logit_error.size(); ++row) {
+    const float* query = &args.query[row * static_cast<size_t>(head_dim)];
+    double squares = 0;
+    for (int d = 0; d < head_dim; ++d) {
+      const double x = query[d] * WidthAt(args.digest.data(), head_dim, d);
+      squares += x * x;
+    }
+    const double reach = std::fabs(static_cast<double>(args.scale)) * std::sqrt(squares);
+    args.logit_error[row] = std::min(args.logit_error[row], TimesNorm(reach, norms.key.each));
+    if (!args.logit_error_joint.empty())
+      args.logit_error_joint[row] = TimesNorm(reach, norms.key.joint);
+    if (!args.logit_deviation.empty())
+      args.logit_deviation[row] = static_cast<float>(reach * StepDeviation(args.form));
+  }
+  if (args.value_error != nullptr)
+    *args.value_error = std::min(*args.value_error, norms.value.each);
+  if (args.value_error_joint != nullptr) *args.value_error_joint = norms.value.joint;
+  if (args.value_deviation == nullptr) return;
+  double squares = 0;
+  for (int d = 0; d < head_dim; ++d) {
+    const double width = WidthAt(args.coarse.data(), head_dim, d);
+    squares += width * width;
+  }
+  *args.value_deviation = static_cast<float>(std::sqrt(squares) * StepDeviation(args.form));
 }
 
 }  // namespace ebbtide::gpu

@@ -18,6 +18,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "gpu/cpu/simd-inl.h"
 #include "gpu/element.h"
@@ -272,26 +273,74 @@ HWY_INLINE void StoreValueBox(const PageShape& shape, const std::byte* rows, std
   }
 }
 
+// One half's differences between a page and what a form of it decodes to, in units of `factor`.
+template <class T>
+HWY_INLINE void ResidualRows(const PageShape& shape, const std::byte* rows, const CodeBytes& codes,
+                             CodeForm form, const Affine& decoding, const float* factor,
+                             float* residual) {
+  const FloatTag tag;
+  const hn::RebindToSigned<FloatTag> integer;
+  const hn::Rebind<uint8_t, FloatTag> byte;
+  const int head_dim = shape.head_dim;
+  const auto vector = [&](Floats x, int d, const uint8_t* code) {
+    const auto bytes = hn::PromoteTo(integer, hn::LoadU(byte, code));
+    const auto steps =
+        form == CodeForm::k4Bit ? hn::ShiftRight<4>(bytes) : hn::Sub(bytes, hn::Set(integer, 8));
+    const Floats decoded =
+        hn::Add(hn::Mul(hn::ConvertTo(tag, steps), hn::Load(tag, decoding.step + d)),
+                hn::Load(tag, decoding.first + d));
+    return hn::Mul(hn::Sub(x, decoded), hn::Load(tag, factor + d));
+  };
+  const uint8_t* code = codes.code;
+  for (int token = 0; token < shape.tokens; ++token) {
+    const T* row = reinterpret_cast<const T*>(rows) + static_cast<ptrdiff_t>(token) * head_dim;
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) {
+      hn::StoreU(vector(Widen(row + d), d, code + d), tag, residual + d);
+    }
+    if (d < head_dim) {
+      alignas(64) float tail[kLanes];
+      hn::Store(vector(WidenTail(row + d, head_dim - d), d, code + d), tag, tail);
+      std::memcpy(residual + d, tail, static_cast<size_t>(head_dim - d) * sizeof(float));
+    }
+    code += head_dim;
+    residual += head_dim;
+  }
+}
+
 template <class T>
 void EncodeT(const EncodeArgs& args) {
   const int head_dim = args.shape.head_dim;
   const size_t nibble_bytes = NibbleBytes(args.shape);
   const std::byte* const values = args.page.data() + args.shape.half_bytes();
   StoreValueBox<T>(args.shape, values, args.coarse.data());
-  std::byte* coarse = args.coarse.data() + 4 * static_cast<size_t>(head_dim);
+  std::byte* coarse = args.coarse.data() + CoarseHeadBytes(args.shape);
   std::byte* fine = args.fine.data();
   CodeBytes codes;
-  const auto encode = [&](const std::byte* box, const std::byte* rows) {
+  std::vector<float> residual(static_cast<size_t>(args.shape.tokens * head_dim));
+  CodeNorms norms[2];
+  const auto encode = [&](const std::byte* bounds, const std::byte* rows, bool are_keys) {
+    const Box box(bounds, head_dim);
     Affine affine;
-    EncodingOf(Box(box, head_dim), head_dim, affine);
+    EncodingOf(box, head_dim, affine);
     EncodeRows<T>(args.shape, rows, affine, codes);
     std::memset(codes.code + args.shape.tokens * head_dim, 0, 1);
     PackCodes(codes, nibble_bytes, coarse, fine);
     coarse += nibble_bytes;
     fine += nibble_bytes;
+    const ResidualUnits units(bounds, head_dim, are_keys);
+    for (const CodeForm form : {CodeForm::k4Bit, CodeForm::k8Bit}) {
+      DecodingOf(box, form, head_dim, affine);
+      ResidualRows<T>(args.shape, rows, codes, form, affine, units.factor, residual.data());
+      const CodeNorm norm = units.NormOf(
+          MatrixNormsCpu({.rows = args.shape.tokens, .columns = head_dim, .matrix = residual}));
+      CodeNorms& both = norms[form == CodeForm::k4Bit ? 0 : 1];
+      (are_keys ? both.key : both.value) = norm;
+    }
   };
-  encode(args.digest.data(), args.page.data());
-  encode(args.coarse.data(), values);
+  encode(args.digest.data(), args.page.data(), true);
+  encode(args.coarse.data(), values, false);
+  StoreCodeNorms(norms, args);
 }
 
 void EncodeF32(const EncodeArgs& args) {
@@ -304,7 +353,7 @@ void EncodeF16(const EncodeArgs& args) {
 void DecodePage(const DecodeArgs& args) {
   const int head_dim = args.shape.head_dim;
   const size_t nibble_bytes = NibbleBytes(args.shape);
-  const std::byte* coarse = args.coarse.data() + 4 * static_cast<size_t>(head_dim);
+  const std::byte* coarse = args.coarse.data() + CoarseHeadBytes(args.shape);
   const std::byte* fine = args.fine.data();
   float* rows = args.page.data();
   CodeBytes codes;
@@ -414,6 +463,7 @@ void DecodeCpu(const DecodeArgs& args) {
 void CodeErrorsCpu(const CodeErrorArgs& args) {
   CheckCodeErrors(args);
   HWY_DYNAMIC_DISPATCH(ErrorsPage)(args);
+  TightenByNorms(args);
 }
 
 }  // namespace ebbtide::gpu

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "gpu/element.h"
 #include "gpu/kernels/codes.h"
@@ -94,6 +95,38 @@ double SquaredError(CodeForm form, const Channel& channel) {
 
 constexpr double kF64Slack = 1 + 1e-12;  // Far more than a sum of 256 terms is off in f64.
 
+// Norms of one half's differences between a page and what its form decodes to.
+CodeNorm HalfNorm(const EncodeArgs& args, const std::vector<float>& decoded, bool are_keys) {
+  const int head_dim = args.shape.head_dim;
+  const ResidualUnits units(are_keys ? args.digest.data() : args.coarse.data(), head_dim, are_keys);
+  const size_t elements = decoded.size() / 2;
+  const size_t first = are_keys ? 0 : elements;
+  std::vector<float> residual;
+  for (size_t i = first; i < first + elements; ++i) {
+    const float x = ElementAt(args.shape.dtype, args.page.data(), static_cast<int>(i));
+    const float factor = units.factor[i % static_cast<size_t>(head_dim)];
+    residual.push_back(RoundedProduct(x - decoded[i], factor));
+  }
+  return units.NormOf(
+      MatrixNormsReference({.rows = args.shape.tokens, .columns = head_dim, .matrix = residual}));
+}
+
+void StoreNorms(const EncodeArgs& args) {
+  CodeNorms norms[2];
+  for (const CodeForm form : {CodeForm::k4Bit, CodeForm::k8Bit}) {
+    std::vector<float> decoded(args.page.size() / DtypeBytes(args.shape.dtype));
+    DecodeReference({.shape = args.shape,
+                     .form = form,
+                     .digest = args.digest,
+                     .coarse = args.coarse,
+                     .fine = args.fine,
+                     .page = decoded});
+    norms[form == CodeForm::k4Bit ? 0 : 1] = {.key = HalfNorm(args, decoded, true),
+                                              .value = HalfNorm(args, decoded, false)};
+  }
+  StoreCodeNorms(norms, args);
+}
+
 }  // namespace
 
 void EncodeReference(const EncodeArgs& args) {
@@ -102,7 +135,7 @@ void EncodeReference(const EncodeArgs& args) {
   std::fill(args.fine.begin(), args.fine.end(), std::byte{0});
   StoreValueBox(args);
   const int head_dim = args.shape.head_dim;
-  std::byte* const coarse_keys = args.coarse.data() + 4 * static_cast<size_t>(head_dim);
+  std::byte* const coarse_keys = args.coarse.data() + CoarseHeadBytes(args.shape);
   const auto encode = [&](size_t i, float x, const Channel& channel, size_t offset) {
     const uint32_t code = Encode(channel, x);
     PutNibble(coarse_keys + offset, i, code >> 4);
@@ -118,13 +151,14 @@ void EncodeReference(const EncodeArgs& args) {
              NibbleBytes(args.shape));
     }
   }
+  StoreNorms(args);
 }
 
 void DecodeReference(const DecodeArgs& args) {
   CheckDecode(args);
   const int head_dim = args.shape.head_dim;
   const size_t elements = args.page.size() / 2;
-  const std::byte* const coarse_keys = args.coarse.data() + 4 * static_cast<size_t>(head_dim);
+  const std::byte* const coarse_keys = args.coarse.data() + CoarseHeadBytes(args.shape);
   const auto decode = [&](size_t i, const Channel& channel, size_t offset) {
     const uint32_t coarse = NibbleAt(coarse_keys + offset, i);
     if (args.form == CodeForm::k4Bit) return Decode(channel, args.form, coarse);
@@ -161,6 +195,7 @@ void CodeErrorsReference(const CodeErrorArgs& args) {
     args.logit_error[row] = sum == kInfinity ? std::numeric_limits<float>::infinity()
                                              : FloatUp(scale * sum * kF64Slack);
   }
+  TightenByNorms(args);
 }
 
 }  // namespace ebbtide::gpu
