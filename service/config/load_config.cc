@@ -214,8 +214,8 @@ class Resolver {
     sequences.idle_timeout = absl::Milliseconds(static_cast<int64_t>(
         Number("sequences.idle_timeout_ms", said_.sequences().idle_timeout_ms(),
                {1, 2'592'000'000, 600'000, "10 min"})));
-    sequences.recall = "bounded(0.02)";
-    if (IsSaid("sequences.recall", "proven to 2 %")) {
+    sequences.recall = "estimated(0.02)";
+    if (IsSaid("sequences.recall", "output error of 2 %, by estimate")) {
       sequences.recall = said_.sequences().recall();
       IsPlain("sequences.recall", sequences.recall);
     }

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/rpc/cache_service.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+#include "service/reason.h"
+#include "service/rpc/call.h"
+#include "service/rpc/convert_answer.h"
+#include "service/rpc/convert_request.h"
+
+namespace ebbtide::service {
+
+template <typename Request, typename Response, typename Work>
+grpc::Status CacheService::Answer(grpc::ServerContext& context, const Request& request,
+                                  Response& response, Work work) {
+  const absl::StatusOr<Admission::Ticket> ticket = parts_.admission.Enter(request.ByteSizeLong());
+  if (!ticket.ok()) {
+    return ToGrpc(parts_.refusals.Counted(ticket.status()), context);
+  }
+  if (context.IsCancelled()) {
+    return grpc::Status::CANCELLED;  // Nobody is there to read an answer.
+  }
+  response.set_boot_id(parts_.facts.boot_id);
+  return ToGrpc(work(), context);
+}
+
+grpc::Status CacheService::RegisterModel(grpc::ServerContext* context,
+                                         const v1::RegisterModelRequest* request,
+                                         v1::RegisterModelResponse* response) {
+  return Answer(*context, *request, *response, [&]() -> absl::Status {
+    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("model", request->model())));
+    const std::string& weights = request->weights_fingerprint();
+    if (!weights.empty()) {
+      EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("weights_fingerprint", weights)));
+    }
+    const absl::StatusOr<Geometry> asked = ReadGeometry(request->geometry());
+    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(asked.status()));
+    EBBTIDE_ASSIGN_OR_RETURN(const Geometry geometry,
+                             parts_.engine.RegisterModel(request->model(), *asked, weights));
+    WriteGeometry(geometry, *response->mutable_geometry());
+    response->set_page_bytes(geometry.page_shape().page_bytes());
+    response->set_record_bytes(
+        geometry.record(ModelFingerprint(request->model(), weights, geometry)).record_bytes());
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CacheService::OpenSequence(grpc::ServerContext* context,
+                                        const v1::OpenSequenceRequest* request,
+                                        v1::OpenSequenceResponse* response) {
+  return Answer(*context, *request, *response, [&]() -> absl::Status {
+    const absl::StatusOr<OpenArgs> args = ReadOpen(*request);
+    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(args.status()));
+    EBBTIDE_ASSIGN_OR_RETURN(const OpenAnswer answer, parts_.engine.OpenSequence(*args));
+    WriteOpen(answer, *response);
+    return absl::OkStatus();
+  });
+}
+
+template <typename Read, typename Response, typename Write>
+absl::Status CacheService::AnswerStep(const grpc::ServerContext& context, const Read& read,
+                                      Response& response, Write write) {
+  absl::StatusOr<StepRequest> step = read();
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(step.status()));
+  if (step->answer_bytes > parts_.facts.message_bytes_max) {
+    return parts_.refusals.Counted(Refuse(
+        absl::StatusCode::kResourceExhausted, "ANSWER_TOO_LARGE",
+        absl::StrFormat("the answer would have about %s, over the limit of %s for a message; "
+                        "send fewer items or tokens per call",
+                        FormatBytes(step->answer_bytes),
+                        FormatBytes(parts_.facts.message_bytes_max))));
+  }
+  step->call.deadline = parts_.clock.SinceStart() + TimeLeft(context, parts_.facts.call_deadline);
+  std::vector<StepAnswer> answers;
+  if (!step->items.empty()) {
+    answers = parts_.engine.Step(step->call, step->items);
+  }
+  size_t carried_out = 0;
+  for (const absl::Status& refusal : step->refusals) {
+    auto& result = *response.add_results();
+    if (refusal.ok()) {
+      write(answers[carried_out], step->items[carried_out], result);
+      ++carried_out;
+    } else {
+      WriteItemStatus(parts_.refusals.Counted(refusal), *result.mutable_status());
+    }
+  }
+  return absl::OkStatus();
+}
+
+grpc::Status CacheService::Append(grpc::ServerContext* context, const v1::AppendRequest* request,
+                                  v1::AppendResponse* response) {
+  return Answer(*context, *request, *response, [&]() -> absl::Status {
+    return AnswerStep(
+        *context, [&] { return ReadAppend(*request); }, *response,
+        [](const StepAnswer& answer, const StepItem&, v1::AppendResult& result) {
+          WriteAppend(answer, result);
+        });
+  });
+}
+
+grpc::Status CacheService::Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
+                                  v1::AttendResponse* response) {
+  return Answer(*context, *request, *response, [&]() -> absl::Status {
+    return AnswerStep(
+        *context, [&] { return ReadAttend(*request); }, *response, WriteAttend);
+  });
+}
+
+grpc::Status CacheService::ReadPages(grpc::ServerContext* context,
+                                     const v1::ReadPagesRequest* request,
+                                     v1::ReadPagesResponse* response) {
+  return Answer(*context, *request, *response, [&]() -> absl::Status {
+    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
+    EBBTIDE_ASSIGN_OR_RETURN(const std::vector<PageBytes> pages,
+                             parts_.engine.ReadPages({.sequence = request->sequence(),
+                                                      .layer = request->layer(),
+                                                      .kv_head = request->kv_head(),
+                                                      .first_page = request->first_page(),
+                                                      .page_count = request->page_count()}));
+    for (const PageBytes& page : pages) {
+      WritePage(page, *response->add_pages());
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CacheService::Truncate(grpc::ServerContext* context,
+                                    const v1::TruncateRequest* request,
+                                    v1::TruncateResponse* response) {
+  return Answer(*context, *request, *response, [&]() -> absl::Status {
+    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
+    EBBTIDE_ASSIGN_OR_RETURN(const uint64_t length,
+                             parts_.engine.Truncate(request->sequence(), request->length()));
+    response->set_length(length);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CacheService::CloseSequence(grpc::ServerContext* context,
+                                         const v1::CloseSequenceRequest* request,
+                                         v1::CloseSequenceResponse* response) {
+  return Answer(*context, *request, *response, [&]() -> absl::Status {
+    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
+    return parts_.engine.CloseSequence(request->sequence());
+  });
+}
+
+}  // namespace ebbtide::service
