@@ -25,9 +25,24 @@
 // Exact: sum_j a_j (w_j - o) = 0 over everything, so the exact part is -f of its mass less sum W t
 // over the forms. h(t) - W t is convex in t, and |t| <= distance: its most is at an end.
 //
-// So S(f) is a sum of known terms; it falls in f and is convex. Any f with S(f) <= 0 is a bound,
-// and is only ever accepted by looking. Attained: one form, two tokens in weights and places of the
-// worst.
+// A form's tokens together: |e| <= l as a vector, so |e^(e_j) - 1| <= |e_j| (e^R - 1) / R makes the
+// vector of all e^(e_j) - 1 no longer than x = l (e^R - 1) / R, and by Cauchy-Schwarz over tokens,
+// with p_j = u.(w_j - o),
+//
+//   sum_j a_j e^(e_j) (p_j - f) <= W (t - f) + x (sum_j a_j^2 (p_j - f)^2)^(1/2),
+//   sum_j a_j^2 (p_j - f)^2 <= W^2 (focal_spread^2 + focus focal_distance^2
+//                                   + 2 f focus focal_distance + f^2 focus),
+//
+// where W t falls away as above. What values are off by is apart then, as it may be in h: along u
+//
+//   sum_j a_j e^(e_j) (v_j - w_j) <= W min(e^R rho, e^R focus^(1/2) l',
+//                                          focus^(1/2) l' + min(e^R - 1, x focus^(1/2)) rho),
+//
+// l' what they may be off by together. Each of these holds, so the least of them does, for each
+// form and each f anew.
+//
+// So S(f) is a sum of known terms; any f with S(f) <= 0 is a bound, and is only ever accepted by
+// looking. Attained: one form, two tokens in weights and places of the worst.
 //
 // Rounding: o as computed is such a sum too, for logits that are off by a little more, but for a
 // vector that is added to |N|. Masses, and own outputs, are true but for as little.
@@ -79,14 +94,107 @@ Noise NoiseOf(const Rounding& rounding, double lse) {
                     sums * rounding.value_norm_max};
 }
 
-struct Form {
-  double mass = 0;
-  double mass_error = 0;  // Relative.
-  double distance = 0;
-  double spread_squared = 0;
-  double value_error = 0;
-  double cosh = 1;  // Of all that its logits may be off by.
-  double sinh = 0;
+// At most top - f * bottom, for every f.
+struct Line {
+  double top = 0;
+  double bottom = 0;
+};
+
+// The least that is proven of a sum at some f, and its slope.
+struct Point {
+  double value = 0;
+  double slope = 0;
+
+  void TakeLeast(const Point& other) {
+    if (other.value < value) *this = other;  // Never NaN.
+  }
+};
+
+// A form in the terms of the comment above, for a mass of 1.
+class Form {
+ public:
+  // Logits are off by `rounding` more, each in its own way; own outputs by `output`.
+  Form(const FormPart& part, double rounding, double mass_error, double output)
+      : mass_(part.mass),
+        distance_(part.distance + output),
+        fixed_(std::expm1(mass_error) * distance_),
+        spread_squared_(part.spread * part.spread),
+        value_error_(part.value_error),
+        focus_(part.focus),
+        focal_distance_(part.focal_distance + output),
+        focal_squared_(part.focal_spread * part.focal_spread +
+                       focus_ * focal_distance_ * focal_distance_) {
+    const double error = part.logit_error + rounding;
+    const double joint = part.logit_error_joint + std::sqrt(part.tokens) * rounding;
+    cosh_ = std::cosh(error);
+    sinh_ = std::sinh(error);
+    gain_ = joint * (error > 1e-6 ? std::expm1(error) / error : 1 + error);
+    const double root = std::sqrt(focus_);
+    const double joint_values = root * part.value_error_joint;
+    value_apart_ = std::min({up() * value_error_, up() * joint_values,
+                             joint_values + std::min(up() - 1, gain_ * root) * value_error_});
+  }
+
+  double mass() const { return mass_; }
+  double up() const { return cosh_ + sinh_; }
+
+  // Lines above each of the two ways to bound it.
+  Line EachLine() const {
+    return {
+        .top = (up() - 1) * distance_ + sinh_ * std::sqrt(spread_squared_) + value_apart_ + fixed_,
+        .bottom = 1 / up()};
+  }
+  Line JointLine() const {
+    return {.top = gain_ * std::sqrt(focal_squared_) + value_apart_ + fixed_,
+            .bottom = 1 - gain_ * std::sqrt(focus_)};
+  }
+
+  // Its most at `f`, and into `size` what rounding is relative to.
+  Point At(double f, double& size) const {
+    Point least{.value = kInfinity};
+    const Point inside = Each(f, value_error_);
+    const Point apart = Each(f, 0);
+    least.TakeLeast({inside.value + fixed_, inside.slope});
+    least.TakeLeast({apart.value + value_apart_ + fixed_, apart.slope});
+    least.TakeLeast(Joint(f));
+    size += mass_ * (std::fabs(least.value) +
+                     up() * (f + distance_ + std::sqrt(spread_squared_) + value_error_));
+    return {.value = mass_ * least.value, .slope = mass_ * least.slope};
+  }
+
+ private:
+  // The larger end of h(t) - t, `rho` being what values add inside.
+  Point Each(double f, double rho) const {
+    const auto end = [&](double t) {
+      const double mean = t + rho - f;
+      const double root = std::sqrt(spread_squared_ + mean * mean);
+      return Point{.value = cosh_ * mean + sinh_ * root - t,
+                   .slope = -cosh_ - (root > 0 ? sinh_ * mean / root : 0)};
+    };
+    const Point near = end(-distance_);
+    const Point far = end(distance_);
+    return near.value > far.value ? near : far;
+  }
+
+  Point Joint(double f) const {
+    const double cross = focus_ * focal_distance_;
+    const double root = std::sqrt(focal_squared_ + 2 * f * cross + f * f * focus_);
+    return {.value = gain_ * root - f + value_apart_ + fixed_,
+            .slope = (root > 0 ? gain_ * (cross + f * focus_) / root : 0) - 1};
+  }
+
+  double mass_;
+  double distance_;
+  double fixed_;  // What the mass may be off by, times the distance.
+  double spread_squared_;
+  double value_error_;
+  double focus_;
+  double focal_distance_;
+  double focal_squared_;
+  double cosh_ = 1;  // Of all that its logits may be off by.
+  double sinh_ = 0;
+  double gain_ = 0;  // x
+  double value_apart_ = 0;
 };
 
 struct Unread {
@@ -107,14 +215,7 @@ class Excess {
     for (const FormPart& part : args.forms) {
       if (part.mass == 0) continue;
       const double mass_error = MassError(part.mass);
-      const double error = part.logit_error + logit_error + mass_error;
-      forms_.push_back({.mass = part.mass,
-                        .mass_error = std::expm1(mass_error),
-                        .distance = part.distance + noise_.output,
-                        .spread_squared = part.spread * part.spread,
-                        .value_error = part.value_error,
-                        .cosh = std::cosh(error),
-                        .sinh = std::sinh(error)});
+      forms_.emplace_back(part, logit_error + mass_error, mass_error, noise_.output);
     }
     unread_.reserve(args.unread.size());
     for (const UnreadPage& page : args.unread) {
@@ -124,28 +225,15 @@ class Excess {
     }
   }
 
-  struct Point {
-    double value = 0;  // Not below S(f), nor above but for rounding.
-    double slope = 0;
-  };
-
+  // Not below S(f), nor above but for rounding.
   Point At(double f) const {
     double sum = noise_.output - f * exact_low_;
     double size = noise_.output + f * exact_low_;
     double slope = -exact_low_;
     for (const Form& form : forms_) {
-      const double near = form.value_error - f - form.distance;
-      const double far = form.value_error - f + form.distance;
-      const double near_root = std::sqrt(form.spread_squared + near * near);
-      const double far_root = std::sqrt(form.spread_squared + far * far);
-      const double at_near = form.cosh * near + form.sinh * near_root + form.distance;
-      const double at_far = form.cosh * far + form.sinh * far_root - form.distance;
-      const bool is_near = at_near > at_far;
-      const double mean = is_near ? near : far;
-      const double root = is_near ? near_root : far_root;
-      sum += form.mass * ((is_near ? at_near : at_far) + form.distance * form.mass_error);
-      size += form.mass * (form.cosh * std::fabs(mean) + form.sinh * root + form.distance);
-      slope -= form.mass * (form.cosh + (root > 0 ? form.sinh * mean / root : 0));
+      const Point at = form.At(f, size);
+      sum += at.value;
+      slope += at.slope;
     }
     for (const Unread& page : unread_) {
       const double mass = page.distance > f ? page.high : page.low;
@@ -156,20 +244,45 @@ class Excess {
     return {.value = sum + size * kSumSlack, .slope = slope};
   }
 
-  // An f with S(f) <= 0, but for rounding. From sqrt(x^2 + y^2) <= |x| + |y| in every form, S(f) <=
-  // top - f * bottom, with unread pages counted at their most, or with f beyond all their
-  // distances.
+  // An f with S(f) <= 0, but for rounding: where lines above S(f) meet 0. Those above each token's
+  // worst always do; then each form takes the line that is lower there.
   double Start() const {
-    double top = noise_.output;
-    double bottom = exact_low_;
+    Line each{.top = noise_.output, .bottom = exact_low_};
     for (const Form& form : forms_) {
-      const double up = form.cosh + form.sinh;
-      top += form.mass * ((up - 1 + form.mass_error) * form.distance +
-                          form.sinh * std::sqrt(form.spread_squared) + up * form.value_error);
-      bottom += form.mass / up;
+      const Line line = form.EachLine();
+      each.top += form.mass() * line.top;
+      each.bottom += form.mass() * line.bottom;
     }
-    double most = top;
-    double least = top;
+    const double first = Meets(each);
+    Line least{.top = noise_.output, .bottom = exact_low_};
+    for (const Form& form : forms_) {
+      Line line = form.EachLine();
+      const Line joint = form.JointLine();
+      if (!(line.top - first * line.bottom <= joint.top - first * joint.bottom)) line = joint;
+      least.top += form.mass() * line.top;
+      least.bottom += form.mass() * line.bottom;
+    }
+    const double second = least.bottom > 0 ? Meets(least) : first;
+    return (second < first ? second : first) * (1 + 1e-9);
+  }
+
+  double UnreadShare() const {
+    double attended = exact_low_;
+    for (const Form& form : forms_) {
+      attended += form.mass() * std::max(1 / form.up(), form.JointLine().bottom);
+    }
+    double unread = 0;
+    for (const Unread& page : unread_) unread += page.high;
+    if (unread == 0) return 0;
+    return unread < kInfinity ? std::min(unread / (unread + attended), 1.0) : 1;
+  }
+
+ private:
+  // With unread pages counted at their most, or with f beyond all their distances.
+  double Meets(const Line& attended) const {
+    double most = attended.top;
+    double least = attended.top;
+    double bottom = attended.bottom;
     double farthest = 0;
     for (const Unread& page : unread_) {
       most += page.high * page.distance;
@@ -179,19 +292,9 @@ class Excess {
     }
     const double beyond = std::max(farthest, least / bottom);
     const double within = most / bottom;
-    return (within < beyond ? within : beyond) * (1 + 1e-9);
+    return within < beyond ? within : beyond;
   }
 
-  double UnreadShare() const {
-    double attended = exact_low_;
-    for (const Form& form : forms_) attended += form.mass / (form.cosh + form.sinh);
-    double unread = 0;
-    for (const Unread& page : unread_) unread += page.high;
-    if (unread == 0) return 0;
-    return unread < kInfinity ? std::min(unread / (unread + attended), 1.0) : 1;
-  }
-
- private:
   // Of a share of the answer, in the logarithm: it is the difference of two lse.
   double MassError(double mass) const {
     return 2 * noise_.lse + noise_.per_log_mass * std::fabs(std::log(mass));
@@ -203,29 +306,31 @@ class Excess {
   std::vector<Unread> unread_;
 };
 
-// The least f found with S(f) <= 0. Of a convex function, tangents from the left meet 0 before it
-// does and chords after: two ends that close in fast.
+// The least f found with S(f) <= 0. Where S is convex, tangents from the left meet 0 before it does
+// and chords after; halving makes sure elsewhere.
 double Least(const Excess& excess) {
   double high = excess.Start();
-  Excess::Point at_high = excess.At(high);
+  Point at_high = excess.At(high);
   for (int doubling = 0; at_high.value > 0 && doubling < 8; ++doubling) {
     high *= 2;
     at_high = excess.At(high);
   }
   if (!(at_high.value <= 0)) return kInfinity;  // NaN too: nothing is proven.
   double low = 0;
-  Excess::Point at_low = excess.At(low);
+  Point at_low = excess.At(low);
   const auto look = [&](double f) {
     if (!(f > low && f < high)) return;
-    const Excess::Point at = excess.At(f);
+    const Point at = excess.At(f);
     (at.value <= 0 ? high : low) = f;
     (at.value <= 0 ? at_high : at_low) = at;
   };
   if (at_low.value <= 0) return low;
   for (int round = 0; round < 30 && high - low > 1e-3 * high; ++round) {
+    const double width = high - low;
     look(low - at_low.value / at_low.slope);
     // A little past it: rounding must not turn the end that is wanted into the other.
     look(low + (high - low) * at_low.value / (at_low.value - at_high.value) + 1e-4 * high);
+    if (high - low > width / 2) look(low + (high - low) / 2);
   }
   return high;
 }
@@ -241,6 +346,14 @@ RowBound BoundRow(const RowBoundArgs& args) {
   const Excess excess(args);
   return {.error = RoundedUp(Least(excess)),
           .mass = std::min(RoundedUp(excess.UnreadShare()), 1.0F)};
+}
+
+double FormShare(const FormPart& form) {
+  const Form alone(form, 0, 0, 0);
+  Point least{.value = kInfinity};
+  least.TakeLeast({.value = alone.EachLine().top});
+  least.TakeLeast({.value = alone.JointLine().top});
+  return form.mass * least.value;
 }
 
 // With E the error, O the answer and F full attention over all heads: |E| <= tau / (1 + tau) |O|

@@ -7,18 +7,30 @@
 
 #pragma once
 
+#include <limits>
 #include <span>
 
 namespace ebbtide::service {
 
-// A page attended in a low-bit form. Its own output and log-sum-exp are those over the form alone.
+// A page attended in a low-bit form. Its own output and log-sum-exp are those over the form alone;
+// a token's share is its part of the form's mass.
 struct FormPart {
-  double mass = 0;      // Its share of the answer: e^(its lse - the answer's lse).
+  double mass = 0;      // Its part of the answer: e^(its lse - the answer's lse).
   double distance = 0;  // |its own output - answer|
   double spread = 0;    // >= root of the mean square of |decoded value - its own output|, weighted
-                        // by its attention; the largest deviation along any direction will do
+                        // by share; the largest deviation along any direction will do
   double logit_error = 0;  // R >= |logit - logit of the form| for each of its tokens
-  double value_error = 0;  // rho >= |value - decoded value|
+  double value_error = 0;  // rho >= |value - decoded value| for each
+  // Of its tokens together. With the squares of shares as weights, values have another mean, and
+  // the squares a sum: 1 where one token has everything, 1 / tokens where all are alike.
+  int tokens = 0;
+  double focus = 1;                     // >= that sum
+  double focal_distance = 0;            // >= |that mean - answer|
+  double focal_spread = 0;              // >= root of sum_j share_j^2 |decoded value - that mean|^2
+  double logit_error_joint = kUnknown;  // >= |logits - logits of the form|
+  double value_error_joint = kUnknown;  // >= |sum_j c_j (value - decoded value)| where |c| = 1
+
+  static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 };
 
 // A page, or the absent tokens of one, that was not attended at all.
@@ -52,9 +64,12 @@ struct RowBound {
 };
 
 //   Numerics  f64, outward in every rounding, then rounded up to f32
-//   Cost      about eight passes over forms and unread pages
+//   Cost      about ten passes over forms and unread pages
 //   Source    docs/architecture.md, certificate
 RowBound BoundRow(const RowBoundArgs& args);
+
+// What `form` alone adds to the error of its row, about: for choosing which form to read finer.
+double FormShare(const FormPart& form);
 
 // Is the true error of a token and layer proven to be at most `tau` of the true output, in l2 norm
 // over its heads? Errors and norms are those of each query head.

@@ -18,19 +18,35 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
+// An estimate is this many standard deviations of what codes' rounding does, by experience
+// (docs/decisions/0002-digest-ladder.md: the 99th percentile of true errors is then below it).
+constexpr double kDeviations = 4;
+
 double Norm(std::span<const float> v) {
   double sum = 0;
   for (const float x : v) sum += static_cast<double>(x) * x;
   return std::sqrt(sum);
 }
 
-double Distance(std::span<const float> a, std::span<const float> b) {
-  double sum = 0;
-  for (size_t d = 0; d < a.size(); ++d) {
-    const double x = static_cast<double>(a[d]) - b[d];
-    sum += x * x;
+// In f32, in eight sums that don't wait for each other; off by less than one part in 10^5.
+double SquaredDistance(std::span<const float> a, std::span<const float> b) {
+  float sums[8] = {};
+  size_t d = 0;
+  for (; d + 8 <= a.size(); d += 8) {
+    for (size_t l = 0; l < 8; ++l) {
+      const float x = a[d + l] - b[d + l];
+      sums[l] += x * x;
+    }
   }
-  return std::sqrt(sum);
+  for (; d < a.size(); ++d) sums[0] += (a[d] - b[d]) * (a[d] - b[d]);
+  double sum = 0;
+  for (const float part : sums) sum += part;
+  return sum;
+}
+
+// From above.
+double Distance(std::span<const float> a, std::span<const float> b) {
+  return std::sqrt(SquaredDistance(a, b)) * (1 + 1e-5);
 }
 
 bool IsForm(const AbsentPage& page) {
@@ -188,9 +204,8 @@ void LaneAnswer::BoundFromDigests() {
   for (size_t p = 0; p < count; ++p) {
     AbsentPage& page = pages_[p];
     for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
-      // Logits spread around their mean: a normal spread of the box's width / 4 adds half its
-      // variance.
-      const double noise = LogitNoise(page, static_cast<int>(r));
+      // Logits that spread normally around their mean add half their variance.
+      const double noise = LogitSpread(page, static_cast<int>(r));
       page.mass_high.push_back(high[r * count + p]);
       page.mass_low.push_back(page.is_split ? kNothing : low[r * count + p]);
       page.mass_guess.push_back(std::min(
@@ -199,18 +214,15 @@ void LaneAnswer::BoundFromDigests() {
   }
 }
 
-// By experience, how far a logit of the page is from what the page's rung says it is.
-double LaneAnswer::LogitNoise(const AbsentPage& page, int row) const {
-  // Of a page's 32 keys the box is about four deviations wide; an error spread evenly up to e in
-  // either direction has the deviation e / sqrt(3).
-  const double per_width =
-      page.rung == Rung::kDigest ? 0.25 : gpu::CodeStepError(FormOf(page.rung)) / std::sqrt(3.0);
+// By experience, how far apart the logits of a page lie: of its 32 keys the box is about four
+// deviations wide.
+double LaneAnswer::LogitSpread(const AbsentPage& page, int row) const {
   const gpu::DigestView digest(memory_.digest(page.page).data(), query_.head_dim);
   const std::span<const float> q =
       query_.query.subspan(static_cast<size_t>(row) * head_dim(), head_dim());
   double sum = 0;
   for (int d = 0; d < query_.head_dim; ++d) {
-    const double x = q[static_cast<size_t>(d)] * BoxWidth(digest, d) * per_width;
+    const double x = q[static_cast<size_t>(d)] * BoxWidth(digest, d) * 0.25;
     sum += x * x;
   }
   return query_.scale * std::sqrt(sum);
@@ -235,6 +247,8 @@ void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::by
   page.output.resize(static_cast<size_t>(rows()) * head_dim());
   page.lse.resize(static_cast<size_t>(rows()));
   page.logit_error.resize(static_cast<size_t>(rows()));
+  page.logit_error_joint.resize(static_cast<size_t>(rows()));
+  page.logit_deviation.resize(static_cast<size_t>(rows()));
   gpu::CodeErrorsCpu({.shape = shape,
                       .form = form,
                       .scale = query_.scale,
@@ -243,8 +257,12 @@ void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::by
                       .digest = memory_.digest(page.page),
                       .coarse = coarse,
                       .logit_error = page.logit_error,
+                      .logit_error_joint = page.logit_error_joint,
+                      .logit_deviation = page.logit_deviation,
                       .key_error = &page.key_error,
-                      .value_error = &page.value_error});
+                      .value_error = &page.value_error,
+                      .value_error_joint = &page.value_error_joint,
+                      .value_deviation = &page.value_deviation});
   const gpu::Extent extent{.key = reinterpret_cast<const std::byte*>(decoded.data()),
                            .value = reinterpret_cast<const std::byte*>(decoded.data() + elements),
                            .index = page.index.data(),
@@ -259,29 +277,49 @@ void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::by
   if (query_.keeps_logits) page.logits = std::move(logits);
 }
 
-// How far apart the form's values lie, by weight.
+// How far apart the form's values lie, by their tokens' shares and by the squares of those.
 void LaneAnswer::NoteForm(AbsentPage& page, std::span<const float> decoded,
                           std::span<const float> logits) {
   const auto tokens = static_cast<size_t>(memory_.shape.tokens);
-  const std::span<const float> values = decoded.subspan(tokens * head_dim());
-  page.spread.assign(static_cast<size_t>(rows()), 0.0F);
+  const auto value = [&](size_t t) {
+    return decoded.subspan((tokens + t) * head_dim(), head_dim());
+  };
+  page.spread.assign(static_cast<size_t>(rows()), {});
+  page.focal_output.assign(page.output.size(), 0.0F);
+  std::vector<double> share(tokens);
+  std::vector<double> sum(head_dim());
   for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
     if (page.lse[r] == kNothing) continue;
-    const std::span<const float> centre =
-        std::span(page.output).subspan(r * head_dim(), head_dim());
-    double squares = 0;
+    double total = 0;
     for (size_t t = 0; t < tokens; ++t) {
-      const double weight = std::exp(static_cast<double>(logits[r * tokens + t]) - page.lse[r]);
-      if (weight == 0) continue;
-      float sum = 0;
-      for (size_t d = 0; d < head_dim(); ++d) {
-        const float x = values[t * head_dim() + d] - centre[d];
-        sum += x * x;
-      }
-      squares += weight * static_cast<double>(sum);
+      share[t] = std::exp(static_cast<double>(logits[r * tokens + t]) - page.lse[r]);
+      total += share[t];
     }
-    // Above the rounding of the f32 sum.
-    page.spread[r] = static_cast<float>(std::sqrt(squares) * (1 + 1e-4));
+    double focus = 0;
+    std::ranges::fill(sum, 0.0);
+    for (size_t t = 0; t < tokens; ++t) {
+      share[t] /= total;
+      const double square = share[t] * share[t];
+      if (square == 0) continue;
+      focus += square;
+      for (size_t d = 0; d < head_dim(); ++d) sum[d] += square * value(t)[d];
+    }
+    const std::span<float> focal = std::span(page.focal_output).subspan(r * head_dim(), head_dim());
+    for (size_t d = 0; d < head_dim(); ++d) focal[d] = static_cast<float>(sum[d] / focus);
+
+    const std::span<const float> own = std::span(page.output).subspan(r * head_dim(), head_dim());
+    double squares = 0;
+    double focal_squares = 0;
+    for (size_t t = 0; t < tokens; ++t) {
+      if (share[t] == 0) continue;
+      squares += share[t] * SquaredDistance(value(t), own);
+      focal_squares += share[t] * share[t] * SquaredDistance(value(t), focal);
+    }
+    // Above the rounding of the f32 sums.
+    constexpr double kAbove = 1 + 1e-4;
+    page.spread[r] = {.spread = static_cast<float>(std::sqrt(squares) * kAbove),
+                      .focus = static_cast<float>(focus * kAbove),
+                      .focal_spread = static_cast<float>(std::sqrt(focal_squares) * kAbove)};
   }
 }
 
@@ -359,43 +397,56 @@ double LaneAnswer::ValueDistance(const AbsentPage& page, int row) const {
   return distance;
 }
 
-double LaneAnswer::DistanceOf(const AbsentPage& page, int row) const {
-  const auto own =
-      std::span(page.output).subspan(static_cast<size_t>(row) * head_dim(), head_dim());
-  return Distance(own, output(row));
-}
-
 // A form's share of the composed answer.
 double LaneAnswer::ShareOf(const AbsentPage& page, int row) const {
   return std::exp(static_cast<double>(page.lse[static_cast<size_t>(row)]) -
                   lse_[static_cast<size_t>(row)]);
 }
 
+FormPart LaneAnswer::PartOf(const AbsentPage& page, int row) const {
+  const auto r = static_cast<size_t>(row);
+  const auto own = std::span(page.output).subspan(r * head_dim(), head_dim());
+  const auto focal = std::span(page.focal_output).subspan(r * head_dim(), head_dim());
+  const FormSpread& spread = page.spread[r];
+  return {.mass = ShareOf(page, row),
+          .distance = Distance(own, output(row)),
+          .spread = spread.spread,
+          .logit_error = page.logit_error[r],
+          .value_error = page.value_error,
+          .tokens = page.absent,
+          .focus = spread.focus,
+          // The mean was rounded to f32.
+          .focal_distance = Distance(focal, output(row)) + 0x1p-22 * Norm(focal),
+          .focal_spread = spread.focal_spread,
+          .logit_error_joint = page.logit_error_joint[r],
+          .value_error_joint = page.value_error_joint};
+}
+
+// By experience, the standard deviation of what a form adds to the error: differences of its tokens
+// are independent, weights are off by a log-normal factor (docs/decisions/0002-digest-ladder.md).
+double LaneAnswer::Noise(const AbsentPage& page, int row) const {
+  constexpr double kVarianceMax = 4;  // Beyond, nothing is known anyhow.
+  const FormPart part = PartOf(page, row);
+  const double logit = page.logit_deviation[static_cast<size_t>(row)];
+  const double variance = std::min(logit * logit, kVarianceMax);
+  const double weights = std::exp(variance) * std::expm1(variance);
+  const double apart = part.focal_spread * part.focal_spread +
+                       part.focus * part.focal_distance * part.focal_distance;
+  const double values = part.focus * page.value_deviation * page.value_deviation;
+  return part.mass * std::sqrt(weights * apart + values);
+}
+
 double LaneAnswer::Contribution(const AbsentPage& page, int row, bool by_experience) const {
   const auto r = static_cast<size_t>(row);
-  switch (page.rung) {
-    case Rung::kExact:
-      return 0;
-    case Rung::kDigest: {
-      const double mass = by_experience ? page.mass_guess[r] : page.mass_high[r];
-      // A share of the whole at most: what is unread may outweigh all that is read.
-      const double ratio = std::exp(std::min(mass - lse_[r], 40.0));
-      return ratio / (1 + ratio) * ValueDistance(page, row);
-    }
-    case Rung::kCoarse:
-    case Rung::kFine:
-      break;
+  if (page.rung == Rung::kExact) return 0;
+  if (page.rung == Rung::kDigest) {
+    const double mass = by_experience ? page.mass_guess[r] : page.mass_high[r];
+    // A share of the whole at most: what is unread may outweigh all that is read.
+    const double ratio = std::exp(std::min(mass - lse_[r], 40.0));
+    return ratio / (1 + ratio) * ValueDistance(page, row);
   }
-  const double share = ShareOf(page, row);
-  const double reach = page.spread[r] + DistanceOf(page, row);
-  const double value_error = page.value_error;
-  if (!by_experience) {
-    return share * (std::expm1(page.logit_error[r]) * (reach + value_error) + value_error);
-  }
-  // An error spread evenly has a deviation of 1 / sqrt(3) of its worst.
-  const double value_noise = value_error / std::sqrt(3.0);
-  const double noise = LogitNoise(page, row);
-  return share * std::sqrt(noise * noise * reach * reach + value_noise * value_noise);
+  if (page.lse[r] == kNothing) return 0;
+  return by_experience ? kDeviations * Noise(page, row) : FormShare(PartOf(page, row));
 }
 
 double LaneAnswer::Estimate(int row) const {
@@ -438,11 +489,7 @@ RowBound LaneAnswer::Bound(int row) const {
                         .mass_high = page.mass_high[r],
                         .distance = ValueDistance(page, row)});
     } else if (IsForm(page) && page.lse[r] != kNothing) {
-      forms.push_back({.mass = ShareOf(page, row),
-                       .distance = DistanceOf(page, row),
-                       .spread = page.spread[r],
-                       .logit_error = page.logit_error[r],
-                       .value_error = page.value_error});
+      forms.push_back(PartOf(page, row));
     }
   }
   return BoundRow({.lse = lse_[r],

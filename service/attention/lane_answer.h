@@ -24,6 +24,13 @@ namespace ebbtide::service {
 // How much of an absent page the answer has read.
 enum class Rung : uint8_t { kDigest, kCoarse, kFine, kExact };
 
+// How the values of a form lie in one row, by its tokens' shares (certificate.h).
+struct FormSpread {
+  float spread = 0;
+  float focus = 1;
+  float focal_spread = 0;
+};
+
 struct AbsentPage {
   int32_t page = 0;
   int32_t absent = 0;         // Tokens of it that are not resident.
@@ -37,14 +44,19 @@ struct AbsentPage {
   std::vector<float> mass_high;
   std::vector<float> mass_guess;  // by experience
   // In a low-bit form:
-  std::vector<float> output;       // [rows, head_dim]
-  std::vector<float> lse;          // [rows]
-  std::vector<float> spread;       // [rows] root mean square distance of its values from `output`
-  std::vector<float> logit_error;  // [rows] R, proven
-  std::vector<float> logits;       // [rows, page_tokens]; only where scores want them
-  float key_error = 0;             // Of its decoded keys, in l2 norm, proven
-  float value_error = 0;           // rho, proven
-  std::vector<std::byte> coarse;   // Kept for the finer form.
+  std::vector<float> output;             // [rows, head_dim]
+  std::vector<float> focal_output;       // [rows, head_dim] its values' mean by squares of shares
+  std::vector<float> lse;                // [rows]
+  std::vector<FormSpread> spread;        // [rows]
+  std::vector<float> logit_error;        // [rows] proven, of each token
+  std::vector<float> logit_error_joint;  // [rows] and of all together
+  std::vector<float> logit_deviation;    // [rows] by experience
+  std::vector<float> logits;             // [rows, page_tokens]; only where scores want them
+  float key_error = 0;                   // Of its decoded keys, in l2 norm, proven
+  float value_error = 0;                 // Proven, of each token
+  float value_error_joint = 0;           // and of all together
+  float value_deviation = 0;             // By experience
+  std::vector<std::byte> coarse;         // Kept for the finer form.
 };
 
 struct LaneQuery {
@@ -116,9 +128,10 @@ class LaneAnswer {
   gpu::AttendArgs Args(std::span<const gpu::Extent> extents, gpu::Dtype dtype) const;
   void NoteForm(AbsentPage& page, std::span<const float> decoded, std::span<const float> logits);
   double ValueDistance(const AbsentPage& page, int row) const;
-  double LogitNoise(const AbsentPage& page, int row) const;
+  double LogitSpread(const AbsentPage& page, int row) const;
   double ShareOf(const AbsentPage& page, int row) const;
-  double DistanceOf(const AbsentPage& page, int row) const;
+  FormPart PartOf(const AbsentPage& page, int row) const;
+  double Noise(const AbsentPage& page, int row) const;
   Rounding RoundingOf(int row) const;
 
   const LaneQuery query_;

@@ -15,8 +15,6 @@ constexpr int kRoundsMax = 8;
 constexpr double kAim = 0.95;          // Of the target: a little slack spares a round.
 constexpr double kLeaveUnread = 0.25;  // Of the target: what unread pages may add up to.
 constexpr double kFineGain = 16;       // Four more bits divide a cell by so much.
-constexpr double kEstimateAim =
-    0.7;  // Of the target: the p99 of true errors stays below it (docs/decisions).
 
 struct Choice {
   size_t lane = 0;
@@ -51,7 +49,7 @@ class Climb {
       ReadEverything();
       return;
     }
-    Refine(tau / (1 + tau), by_experience);
+    Refine(by_experience ? tau : tau / (1 + tau), by_experience);
     if (BytesRead() > BytesOfEverything()) history.exact_answers_left = kExactAnswers;
   }
 
@@ -134,7 +132,7 @@ class Climb {
         for (const float x : lane.output(row)) output_squares += static_cast<double>(x) * x;
       }
     }
-    const double limit = target * std::sqrt(output_squares) * (by_experience ? kEstimateAim : 1.0);
+    const double limit = target * std::sqrt(output_squares);
     const double error = std::sqrt(error_squares);
     if (error <= limit) return {};
     return Split(DoubtsOf(m, errors, error, by_experience), limit, by_experience);

@@ -42,7 +42,7 @@ long double WorstError(SampleRow& row, int draws, std::mt19937_64& random) {
 TEST(CertificateTest, NoTruthIsFurtherOffThanTheBound) {
   test::ForEachSeed(2, [](uint64_t seed) {
     std::mt19937_64 random(seed);
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 100; ++i) {
       SampleRow row = RandomRow(random);
       const RowBound bound = BoundRow(row.Args());
       if (bound.error < 1e-12) continue;  // The sample's own rounding shows.
@@ -93,11 +93,50 @@ TEST(CertificateTest, WorstFormAttainsItsBound) {
   }
 }
 
+// Tokens at +-spread, alike: nothing tells them apart but the sign, so all are off by as much.
+SampleRow TogetherForm(double logit_error_joint, double spread, int tokens) {
+  SamplePart form{.kind = Kind::kForm,
+                  .logit_error = 2 * logit_error_joint / std::sqrt(tokens),
+                  .logit_error_joint = logit_error_joint};
+  for (int t = 0; t < tokens; ++t) {
+    form.tokens.push_back({.logit = 0, .value = {t % 2 == 0 ? spread : -spread}});
+  }
+  return SampleRow({form});
+}
+
+TEST(CertificateTest, TokensThatAreOffTogetherAttainTheirBound) {
+  for (const double joint : {3e-3, 1e-2, 2e-2}) {
+    SampleRow row = TogetherForm(joint, 2, 16);
+
+    const RowBound bound = BoundRow(row.Args());
+
+    std::mt19937_64 random(1);
+    const long double worst = WorstError(row, 30, random);
+    EXPECT_LE(worst, bound.error);
+    EXPECT_GT(worst, 0.99 * bound.error) << joint;
+    EXPECT_NEAR(bound.error, 2 * joint / 4, 2e-2 * bound.error);  // 4 tokens' worth of 16.
+  }
+}
+
+TEST(CertificateTest, ValuesThatAreOffTogetherAttainTheirBound) {
+  SamplePart form{.kind = Kind::kForm, .value_error = 1, .value_error_joint = 1.5};
+  for (int t = 0; t < 9; ++t) form.tokens.push_back({.logit = 0, .value = {3.0L, -t + 4.0L}});
+  SampleRow row({form});
+
+  const RowBound bound = BoundRow(row.Args());
+
+  std::mt19937_64 random(1);
+  const long double worst = WorstError(row, 30, random);
+  EXPECT_LE(worst, bound.error);
+  EXPECT_GT(worst, 0.998 * bound.error);
+  EXPECT_NEAR(bound.error, 1.5 / 3, 1e-3);
+}
+
 TEST(CertificateTest, BoundOnePercentShortIsNoticed) {
   std::mt19937_64 random(2);
-  SampleRow row = WorstForm(0.07, 1);
-
-  EXPECT_GT(WorstError(row, 30, random), 0.99 * BoundRow(row.Args()).error);
+  for (SampleRow row : {WorstForm(0.07, 1), TogetherForm(5e-3, 1, 9)}) {
+    EXPECT_GT(WorstError(row, 30, random), 0.99 * BoundRow(row.Args()).error);
+  }
 }
 
 TEST(CertificateTest, UnreadPageAttainsItsBound) {
@@ -146,7 +185,9 @@ TEST(CertificateTest, WhatIsOpenNeverLowersTheBound) {
       // The bound is found to within a thousandth.
       const double before = BoundRow(row.Args()).error * (1 - 2e-3);
       for (FormPart& form : row.forms()) {
-        for (double* open : {&form.distance, &form.spread, &form.logit_error, &form.value_error}) {
+        for (double* open : {&form.distance, &form.spread, &form.logit_error, &form.value_error,
+                             &form.focus, &form.focal_distance, &form.focal_spread,
+                             &form.logit_error_joint, &form.value_error_joint}) {
           const double kept = *open;
           *open = kept * 1.5 + 0.01;
           EXPECT_GE(BoundRow(row.Args()).error, before);
@@ -182,13 +223,32 @@ double PlainBound(const RowBoundArgs& args) {
   return top / bottom;
 }
 
+// With all tokens of a form taken together, which is better where it is.
+double PlainJointBound(const RowBoundArgs& args) {
+  double top = 0;
+  double bottom = args.exact_mass;
+  for (const FormPart& form : args.forms) {
+    const double gain = form.logit_error_joint * std::expm1(form.logit_error) / form.logit_error;
+    const double root = std::sqrt(form.focus);
+    top += form.mass *
+           (gain * std::hypot(form.focal_spread, root * form.focal_distance) +
+            root * form.value_error_joint + std::expm1(form.logit_error) * form.value_error);
+    bottom += form.mass * (1 - gain * root);
+  }
+  for (const UnreadPage& page : args.unread) {
+    top += std::exp(page.mass_high - args.lse) * page.distance;
+    bottom += std::exp(page.mass_low - args.lse);
+  }
+  return bottom > 0 ? top / bottom : kInfinity;
+}
+
 TEST(CertificateTest, IsNeverAboveThePlainBound) {
   test::ForEachSeed(1, [](uint64_t seed) {
     std::mt19937_64 random(seed);
     for (int i = 0; i < 300; ++i) {
       const SampleRow row = RandomRow(random);
 
-      const double plain = PlainBound(row.Args());
+      const double plain = std::min(PlainBound(row.Args()), PlainJointBound(row.Args()));
       if (plain > 1e6) continue;  // Nothing is known.
       ASSERT_LE(BoundRow(row.Args()).error,
                 plain * (1 + 2e-3) + 1e-4);  // Rounding is in one alone.

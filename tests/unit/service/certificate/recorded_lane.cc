@@ -115,6 +115,37 @@ RecordedLane::RecordedLane(const RecordedTensor& keys, const RecordedTensor& val
   }
 }
 
+// `values` are decoded, [tokens, head_dim].
+void RecordedLane::NoteSpread(std::span<const float> values, std::span<const float> logits,
+                              Form& form) const {
+  const size_t dim = form.output.size();
+  std::vector<double> share;
+  double total = 0;
+  for (const float logit : logits) {
+    share.push_back(std::exp(logit - form.lse));
+    total += share.back();
+  }
+  std::vector<double> focal(dim);
+  double focus = 0;
+  for (size_t t = 0; t < share.size(); ++t) {
+    share[t] /= total;
+    focus += share[t] * share[t];
+    for (size_t d = 0; d < dim; ++d) focal[d] += share[t] * share[t] * values[t * dim + d];
+  }
+  for (double& element : focal) element /= focus;
+  form.focal_output.assign(focal.begin(), focal.end());
+  double squares = 0;
+  double focal_squares = 0;
+  for (size_t t = 0; t < share.size(); ++t) {
+    const std::span<const float> value = values.subspan(t * dim, dim);
+    squares += share[t] * std::pow(Distance(value, form.output), 2);
+    focal_squares += share[t] * share[t] * std::pow(Distance(value, form.focal_output), 2);
+  }
+  form.part.spread = std::sqrt(squares) * (1 + 1e-5);
+  form.part.focus = focus * (1 + 1e-5);
+  form.part.focal_spread = std::sqrt(focal_squares) * (1 + 1e-5);
+}
+
 RecordedLane::Form RecordedLane::AttendForm(const Page& page, gpu::CodeForm form,
                                             std::span<const float> query, float scale) const {
   const std::vector<float>& decoded = page.decoded[form == gpu::CodeForm::k8Bit];
@@ -128,7 +159,7 @@ RecordedLane::Form RecordedLane::AttendForm(const Page& page, gpu::CodeForm form
   const int32_t last = 0;
   float lse = 0;
   std::vector<float> logits(index.size());
-  Form made{.output = std::vector<float>(dim)};
+  Form made{.output = std::vector<float>(dim), .focal_output = {}};
   gpu::AttendCpu({.dtype = gpu::Dtype::kF32,
                   .head_dim = shape_.head_dim,
                   .scale = scale,
@@ -139,16 +170,12 @@ RecordedLane::Form RecordedLane::AttendForm(const Page& page, gpu::CodeForm form
                   .lse = {&lse, 1},
                   .logits = logits});
   made.lse = lse;
-  double squares = 0;
-  for (size_t t = 0; t < index.size(); ++t) {
-    const std::span<const float> value =
-        std::span(decoded).subspan(decoded.size() / 2 + t * dim, dim);
-    squares += std::exp(logits[t] - made.lse) * std::pow(Distance(value, made.output), 2);
-  }
-  made.part.spread = std::sqrt(squares) * (1 + 1e-5);
+  NoteSpread(std::span(decoded).subspan(decoded.size() / 2), logits, made);
   float logit_error = 0;
+  float logit_error_joint = 0;
   float key_error = 0;
   float value_error = 0;
+  float value_error_joint = 0;
   gpu::CodeErrorsCpu({.shape = shape_,
                       .form = form,
                       .scale = scale,
@@ -157,10 +184,15 @@ RecordedLane::Form RecordedLane::AttendForm(const Page& page, gpu::CodeForm form
                       .digest = page.digest,
                       .coarse = page.coarse,
                       .logit_error = {&logit_error, 1},
+                      .logit_error_joint = {&logit_error_joint, 1},
                       .key_error = &key_error,
-                      .value_error = &value_error});
+                      .value_error = &value_error,
+                      .value_error_joint = &value_error_joint});
   made.part.logit_error = logit_error;
   made.part.value_error = value_error;
+  made.part.tokens = shape_.tokens;
+  made.part.logit_error_joint = logit_error_joint;
+  made.part.value_error_joint = value_error_joint;
   made.key_error = key_error;
   return made;
 }
@@ -284,6 +316,7 @@ RecordedAnswer RecordedLane::Answer(std::span<const float> query, float scale, i
   for (Form& form : forms) {
     form.part.mass = std::exp(form.lse - lse);
     form.part.distance = Distance(form.output, answer);
+    form.part.focal_distance = Distance(form.focal_output, answer) * (1 + 1e-5);
     parts.push_back(form.part);
   }
   std::vector<UnreadPage> unread;

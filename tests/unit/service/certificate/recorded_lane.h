@@ -69,10 +69,12 @@ class RecordedLane {
     double lse = 0;
     double key_error = 0;
     std::vector<float> output;
+    std::vector<float> focal_output;
   };
 
   Form AttendForm(const Page& page, gpu::CodeForm form, std::span<const float> query,
                   float scale) const;
+  void NoteSpread(std::span<const float> values, std::span<const float> logits, Form& form) const;
   void AttendExact(std::span<const float> query, float scale, int token,
                    std::span<const PageRung> rungs, std::vector<float>& output, double& lse) const;
   UnreadPage Unread(const Page& page, std::span<const float> query, float scale,

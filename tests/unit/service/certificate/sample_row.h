@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -48,8 +49,32 @@ struct SamplePart {
   Kind kind = Kind::kExact;
   long double logit_error = 0;  // Of forms; of unread tokens half of what their mass is open by.
   long double value_error = 0;  // Of forms; of unread tokens the distance from the answer.
+  // Of forms, for all tokens together: l2 norms of what logits and values are off by.
+  long double logit_error_joint = std::numeric_limits<long double>::infinity();
+  long double value_error_joint = std::numeric_limits<long double>::infinity();
   std::vector<SampleToken> tokens = {};
 };
+
+// The factor that brings `pull`, cut at +-limit in each element, to `length`; large where its
+// elements may all be at the limit.
+inline long double WithinBoth(const Vector& pull, long double limit, long double length) {
+  const auto reached = [&](long double factor) {
+    long double sum = 0;
+    for (const long double x : pull) {
+      const long double cut = std::min(std::fabs(x * factor), limit);
+      sum += cut * cut;
+    }
+    return std::sqrt(sum);
+  };
+  long double low = 0;
+  long double high = 1e9L;
+  if (reached(high) <= length) return high;
+  for (int step = 0; step < 70; ++step) {
+    const long double middle = (low + high) / 2;
+    (reached(middle) <= length ? low : high) = middle;
+  }
+  return low;
+}
 
 class SampleRow {
  public:
@@ -95,12 +120,18 @@ class SampleRow {
   void DrawTruth(std::mt19937_64& random) {
     std::uniform_real_distribution<double> uniform(-1, 1);
     for (SamplePart& part : parts_) {
-      for (SampleToken& token : part.tokens) {
-        Vector direction(answer_.size());
-        for (long double& element : direction) element = uniform(random);
-        token.true_logit = token.logit + part.logit_error * uniform(random);
-        PlaceValue(part, token, direction, std::fabs(uniform(random)));
+      Vector direction(answer_.size());
+      for (long double& element : direction) element = uniform(random);
+      Vector logits;
+      Vector lengths;
+      for (size_t t = 0; t < part.tokens.size(); ++t) {
+        logits.push_back(uniform(random) * part.logit_error);
+        lengths.push_back(uniform(random) * part.value_error);
       }
+      PlaceLogits(part, logits,
+                  std::min(WithinBoth(logits, part.logit_error, part.logit_error_joint), 1.0L));
+      PlaceValues(part, lengths, direction,
+                  std::min(WithinBoth(lengths, part.value_error, part.value_error_joint), 1.0L));
     }
   }
 
@@ -112,11 +143,18 @@ class SampleRow {
       const long double error = Norm(direction);
       if (error == 0) return;
       for (SamplePart& part : parts_) {
-        for (SampleToken& token : part.tokens) {
-          PlaceValue(part, token, direction, 1);
-          const long double pull = Dot(Minus(token.true_value, answer_), direction) / error;
-          token.true_logit = token.logit + (pull > error ? 1 : -1) * part.logit_error;
+        Vector lengths;
+        for (const SampleToken& token : part.tokens) {
+          lengths.push_back(std::exp(token.true_logit - lse_));
         }
+        PlaceValues(part, lengths, direction,
+                    WithinBoth(lengths, part.value_error, part.value_error_joint));
+        Vector pulls;
+        for (const SampleToken& token : part.tokens) {
+          const long double pull = Dot(Minus(token.true_value, answer_), direction) / error;
+          pulls.push_back(std::exp(token.true_logit - lse_) * (pull - error));
+        }
+        PlaceLogits(part, pulls, WithinBoth(pulls, part.logit_error, part.logit_error_joint));
       }
     }
   }
@@ -136,13 +174,26 @@ class SampleRow {
     return mean;
   }
 
-  void PlaceValue(const SamplePart& part, SampleToken& token, const Vector& direction,
-                  long double share) const {
-    const long double length = Norm(direction);
-    token.true_value = part.kind == Kind::kUnread ? answer_ : token.value;
-    if (length == 0) return;
-    for (size_t d = 0; d < answer_.size(); ++d) {
-      token.true_value[d] += share * part.value_error * direction[d] / length;
+  // Along one direction: what values are off by together is the l2 norm of their lengths then.
+  void PlaceValues(SamplePart& part, const Vector& lengths, const Vector& direction,
+                   long double factor) const {
+    const long double unit = Norm(direction);
+    for (size_t t = 0; t < part.tokens.size(); ++t) {
+      SampleToken& token = part.tokens[t];
+      token.true_value = part.kind == Kind::kUnread ? answer_ : token.value;
+      if (unit == 0) continue;
+      const long double length =
+          std::clamp(lengths[t] * factor, -part.value_error, part.value_error);
+      for (size_t d = 0; d < answer_.size(); ++d) {
+        token.true_value[d] += length * direction[d] / unit;
+      }
+    }
+  }
+
+  static void PlaceLogits(SamplePart& part, const Vector& pulls, long double factor) {
+    for (size_t t = 0; t < part.tokens.size(); ++t) {
+      part.tokens[t].true_logit =
+          part.tokens[t].logit + std::clamp(pulls[t] * factor, -part.logit_error, part.logit_error);
     }
   }
 
@@ -169,7 +220,7 @@ class SampleRow {
       const long double mass = std::exp(lse - lse_);
       for (SampleToken& token : part.tokens) {
         token.true_logit = token.logit;
-        PlaceValue(part, token, Minus(mean, mean), 0);
+        token.true_value = part.kind == Kind::kUnread ? answer_ : token.value;
       }
       if (part.kind == Kind::kExact) exact_mass_ += mass;
       if (part.kind == Kind::kUnread) {
@@ -178,18 +229,40 @@ class SampleRow {
                            .distance = static_cast<double>(part.value_error)});
       }
       if (part.kind == Kind::kForm) {
-        long double squares = 0;
-        for (const SampleToken& token : part.tokens) {
-          const Vector off = Minus(token.value, mean);
-          squares += std::exp(token.logit - lse) * Dot(off, off);
-        }
-        forms_.push_back({.mass = static_cast<double>(mass),
-                          .distance = static_cast<double>(Norm(Minus(mean, answer_))),
-                          .spread = static_cast<double>(std::sqrt(squares)),
-                          .logit_error = static_cast<double>(part.logit_error),
-                          .value_error = static_cast<double>(part.value_error)});
+        forms_.push_back(Describe(part, mean, lse));
       }
     }
+  }
+
+  FormPart Describe(const SamplePart& part, const Vector& mean, long double lse) const {
+    long double focus = 0;
+    Vector focal(mean.size());
+    for (const SampleToken& token : part.tokens) {
+      const long double square = std::exp(2 * (token.logit - lse));
+      focus += square;
+      for (size_t d = 0; d < focal.size(); ++d) focal[d] += square * token.value[d];
+    }
+    for (long double& element : focal) element /= focus;
+    long double squares = 0;
+    long double focal_squares = 0;
+    for (const SampleToken& token : part.tokens) {
+      const long double share = std::exp(token.logit - lse);
+      const Vector off = Minus(token.value, mean);
+      const Vector focal_off = Minus(token.value, focal);
+      squares += share * Dot(off, off);
+      focal_squares += share * share * Dot(focal_off, focal_off);
+    }
+    return {.mass = static_cast<double>(std::exp(lse - lse_)),
+            .distance = static_cast<double>(Norm(Minus(mean, answer_))),
+            .spread = static_cast<double>(std::sqrt(squares)),
+            .logit_error = static_cast<double>(part.logit_error),
+            .value_error = static_cast<double>(part.value_error),
+            .tokens = static_cast<int>(part.tokens.size()),
+            .focus = static_cast<double>(focus),
+            .focal_distance = static_cast<double>(Norm(Minus(focal, answer_))),
+            .focal_spread = static_cast<double>(std::sqrt(focal_squares)),
+            .logit_error_joint = static_cast<double>(part.logit_error_joint),
+            .value_error_joint = static_cast<double>(part.value_error_joint)};
   }
 
   std::vector<SamplePart> parts_;
@@ -216,10 +289,16 @@ inline SampleRow RandomRow(std::mt19937_64& random) {
       made.value_error =
           (kind == SamplePart::Kind::kForm ? openness : 1) * std::fabs(normal(random));
     const Vector centre(dim, below(3) == 0 ? 3 * normal(random) : 0);
-    for (size_t t = 0, tokens = 1 + below(6); t < tokens; ++t) {
+    for (size_t t = 0, tokens = 1 + below(9); t < tokens; ++t) {
       SampleToken token{.logit = sharpness * normal(random), .value = centre};
       for (long double& element : token.value) element += normal(random);
       made.tokens.push_back(token);
+    }
+    // In three forms of four less together than each of the tokens might be.
+    if (kind == SamplePart::Kind::kForm && below(4) > 0) {
+      const double most = std::sqrt(made.tokens.size());
+      made.logit_error_joint = made.logit_error * most * std::fabs(std::cos(normal(random)));
+      made.value_error_joint = made.value_error * most * std::fabs(std::cos(normal(random)));
     }
     return made;
   };
