@@ -111,31 +111,8 @@ absl::StatusOr<OpenAnswer> Cache::Open(const OpenArgs& args, std::byte* pool) {
   sequence->chunk_tokens =
       args.chunk_tokens == 0 ? kChunkTokensMax : static_cast<int32_t>(args.chunk_tokens);
 
-  // A lane holds its budget, one chunk, and a page whose tokens wait for their seal.
-  const int32_t page_tokens = geometry.page_tokens;
-  const int32_t frames = (budget + sequence->chunk_tokens + page_tokens - 1) / page_tokens + 1;
-  const uint64_t lane_bytes = static_cast<uint64_t>(frames) * geometry.page_shape().page_bytes();
-  const uint64_t bytes = lane_bytes * static_cast<uint64_t>(geometry.lanes());
-  const auto offset = pool_.Reserve(bytes);
-  if (!offset.has_value()) {
-    return Refuse(
-        absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
-        absl::StrCat("sequence \"", args.sequence, "\" needs ", bytes,
-                     " B of the device tier in one run (", geometry.lanes(), " lanes of ", frames,
-                     " frames); ", pool_.free_bytes(), " of ", pool_.budget_bytes(),
-                     " B are free, held by ", sequences_.size(),
-                     " sequences; close some, or ask for a smaller budget or chunk_tokens"));
-  }
+  EBBTIDE_RETURN_IF_ERROR(LayOut(*sequence, pool));
   Sequence& facts = sequence->facts;
-  facts.pool_offset = *offset;
-  facts.pool_bytes = bytes;
-  facts.last_call = clock_.SinceStart();
-  for (int lane = 0; lane < geometry.lanes(); ++lane) {
-    facts.lanes.emplace_back(page_tokens, frames * page_tokens);
-    LaneMemory& memory = sequence->memory.emplace_back();
-    memory.shape = geometry.page_shape();
-    memory.frames = pool + *offset + static_cast<uint64_t>(lane) * lane_bytes;
-  }
   facts.answer = {.policy = PolicyText(resolved.spec),
                   .why = resolved.why,
                   .prefill = PrefillText(prefill),
@@ -143,13 +120,44 @@ absl::StatusOr<OpenAnswer> Cache::Open(const OpenArgs& args, std::byte* pool) {
                   .budget_tokens = args.budget_tokens,
                   .protected_tokens = static_cast<uint32_t>(resolved.protected_tokens),
                   .chunk_tokens = static_cast<uint32_t>(sequence->chunk_tokens),
-                  .device_bytes = bytes,
+                  .device_bytes = facts.pool_bytes,
                   .length = 0,
                   .idle_timeout = args.idle_timeout == absl::ZeroDuration() ? options_.idle_timeout
                                                                             : args.idle_timeout};
   OpenAnswer answer = facts.answer;
   sequences_.emplace(args.sequence, std::move(sequence));
   return answer;
+}
+
+absl::Status Cache::LayOut(OpenedSequence& sequence, std::byte* pool) {
+  // A lane holds its budget, one chunk, and a page whose tokens wait for their seal.
+  const Geometry& geometry = sequence.model->geometry;
+  const int32_t page_tokens = geometry.page_tokens;
+  const int32_t frames =
+      (sequence.budget_tokens + sequence.chunk_tokens + page_tokens - 1) / page_tokens + 1;
+  const uint64_t lane_bytes = static_cast<uint64_t>(frames) * geometry.page_shape().page_bytes();
+  const uint64_t bytes = lane_bytes * static_cast<uint64_t>(geometry.lanes());
+  const auto offset = pool_.Reserve(bytes);
+  if (!offset.has_value()) {
+    return Refuse(
+        absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
+        absl::StrCat("sequence \"", sequence.facts.args.sequence, "\" needs ", bytes,
+                     " B of the device tier in one run (", geometry.lanes(), " lanes of ", frames,
+                     " frames); ", pool_.free_bytes(), " of ", pool_.budget_bytes(),
+                     " B are free, held by ", sequences_.size(),
+                     " sequences; close some, or ask for a smaller budget or chunk_tokens"));
+  }
+  Sequence& facts = sequence.facts;
+  facts.pool_offset = *offset;
+  facts.pool_bytes = bytes;
+  facts.last_call = clock_.SinceStart();
+  for (int lane = 0; lane < geometry.lanes(); ++lane) {
+    facts.lanes.emplace_back(page_tokens, frames * page_tokens);
+    LaneMemory& memory = sequence.memory.emplace_back();
+    memory.shape = geometry.page_shape();
+    memory.frames = pool + *offset + static_cast<uint64_t>(lane) * lane_bytes;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> Cache::Truncate(std::string_view name, uint64_t length) {

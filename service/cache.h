@@ -190,6 +190,8 @@ class Cache {
   };
 
   absl::StatusOr<SequenceRef> FindLocked(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Reserves the lanes' frames in the device pool.
+  absl::Status LayOut(OpenedSequence& sequence, std::byte* pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const
