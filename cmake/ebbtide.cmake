@@ -44,11 +44,12 @@ function(ebbtide_test name)
   add_dependencies(ebbtide_tests ${name})
   set(properties TIMEOUT ${arg_TIMEOUT})
   if(arg_LABELS)
+    list(REMOVE_DUPLICATES arg_LABELS)
     list(JOIN arg_LABELS "." labels)  # Discovery keeps one; ctest -L slow finds "unit.slow" too.
     list(APPEND properties LABELS "${labels}")
   endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES ${properties})
+    NO_PRETTY_VALUES PROPERTIES ${properties})
 endfunction()
 
 # One libFuzzer binary (clang, preset `fuzz`); `scripts/check fuzz` runs each for a while.

@@ -245,7 +245,8 @@ class ReasonsTest(unittest.TestCase):
     def test_reasons_that_differ_are_found(self):
         self.assertEqual(places(reasons.check, {
             "docs/errors.md": "| `ABORTED` | x |\n| `INDEX_GAP` | x |\n| `GONE` | x |\n",
-            "service/a.cc": 'Refuse("INDEX_GAP");\nRefuse("NEW_ONE");\ngetenv("XDG_HOME");\n',
+            "proto/a.proto": "enum A {\n  PHASE_DECODE = 1;\n}\n",
+            "service/a.cc": 'Refuse("INDEX_GAP");\nRefuse("NEW_ONE");\ngetenv("XDG_HOME");\n"PHASE_DECODE"\n',
         }), ["service/a.cc:2", "docs/errors.md:3"])
 
 
