@@ -32,8 +32,10 @@ namespace HWY_NAMESPACE {
 constexpr int kSpillBytes = 64;  // Whole vectors may pass the end of a row by this much.
 constexpr size_t kCodesMax = static_cast<size_t>(kPageTokensMax) * kHeadDimMax;
 
-// Codes of all keys or all values of a page, one byte each.
+// Codes of all keys or all values of a page, one byte each. Written before it is read: 16 KiB of
+// zeros would cost as much as decoding.
 struct CodeBytes {
+  CodeBytes() {}  // NOLINT(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default)
   alignas(64) uint8_t code[kCodesMax + kSpillBytes];
 };
 
@@ -75,6 +77,8 @@ HWY_INLINE Channels ChannelsAt(const Box& box, int d) {
 
 // An affine map for each channel.
 struct Affine {
+  // So too. NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default)
+  Affine() {}
   alignas(64) float first[kHeadDimMax];
   alignas(64) float step[kHeadDimMax];
 };
@@ -268,8 +272,10 @@ HWY_INLINE void StoreValueBox(const PageShape& shape, const std::byte* rows, std
     const bool is_half = sizeof(T) == sizeof(uint16_t);  // Then there is nothing to round.
     const uint16_t bounds[2] = {is_half ? FloatToHalf(low[d] + 0.0F) : HalfDown(low[d] + 0.0),
                                 is_half ? FloatToHalf(high[d] + 0.0F) : HalfUp(high[d] + 0.0)};
-    std::memcpy(box + 2 * d, &bounds[0], 2);
-    std::memcpy(box + 2 * (shape.head_dim + d), &bounds[1], 2);
+    const auto low_at = 2 * static_cast<size_t>(d);
+    const auto high_at = 2 * static_cast<size_t>(shape.head_dim + d);
+    std::memcpy(box + low_at, &bounds[0], 2);
+    std::memcpy(box + high_at, &bounds[1], 2);
   }
 }
 
@@ -317,14 +323,15 @@ void EncodeT(const EncodeArgs& args) {
   std::byte* coarse = args.coarse.data() + CoarseHeadBytes(args.shape);
   std::byte* fine = args.fine.data();
   CodeBytes codes;
-  std::vector<float> residual(static_cast<size_t>(args.shape.tokens * head_dim));
+  const auto elements = static_cast<size_t>(args.shape.tokens) * static_cast<size_t>(head_dim);
+  std::vector<float> residual(elements);
   CodeNorms norms[2];
   const auto encode = [&](const std::byte* bounds, const std::byte* rows, bool are_keys) {
     const Box box(bounds, head_dim);
     Affine affine;
     EncodingOf(box, head_dim, affine);
     EncodeRows<T>(args.shape, rows, affine, codes);
-    std::memset(codes.code + args.shape.tokens * head_dim, 0, 1);
+    codes.code[elements] = 0;
     PackCodes(codes, nibble_bytes, coarse, fine);
     coarse += nibble_bytes;
     fine += nibble_bytes;
@@ -409,7 +416,7 @@ void ErrorsPage(const CodeErrorArgs& args) {
   const int head_dim = args.shape.head_dim;
   // What the sums above may lack: a channel's error 5 roundings, its product 1, then additions in a
   // lane (at least 4 of them) and across lanes.
-  const double slack = 1 + (16 + head_dim / 4) * 0x1p-24;
+  const double slack = 1 + (16 + head_dim * 0.25) * 0x1p-24;
   const double subnormal = head_dim * 0x1p-148;
   alignas(64) float error[kHeadDimMax];
   const auto norm = [&](bool is_finite) {

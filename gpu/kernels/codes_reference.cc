@@ -30,17 +30,10 @@ struct Channel {
   float width() const { return high - low; }
 };
 
-// `lows` and `highs` are f16 x d, of any alignment.
-Channel ChannelAt(const std::byte* lows, const std::byte* highs, int d) {
-  return {.low = ElementAt(Dtype::kF16, lows, d), .high = ElementAt(Dtype::kF16, highs, d)};
-}
-
-Channel KeyChannel(std::span<const std::byte> digest, int head_dim, int d) {
-  return ChannelAt(digest.data(), digest.data() + 2 * head_dim, d);
-}
-
-Channel ValueChannel(std::span<const std::byte> coarse, int head_dim, int d) {
-  return ChannelAt(coarse.data(), coarse.data() + 2 * head_dim, d);
+// Of the box a digest or a coarse part opens with: [low f16 x d][high f16 x d], of any alignment.
+Channel ChannelAt(std::span<const std::byte> box, int head_dim, int d) {
+  return {.low = ElementAt(Dtype::kF16, box.data(), d),
+          .high = ElementAt(Dtype::kF16, box.data(), head_dim + d)};
 }
 
 float RoundedProduct(float a, float b) {
@@ -80,8 +73,10 @@ void StoreValueBox(const EncodeArgs& args) {
       high = std::max<double>(high, ElementAt(args.shape.dtype, row, d));
     }
     const uint16_t box[2] = {HalfDown(low + 0.0), HalfUp(high + 0.0)};
-    std::memcpy(args.coarse.data() + 2 * d, &box[0], 2);
-    std::memcpy(args.coarse.data() + 2 * (args.shape.head_dim + d), &box[1], 2);
+    const auto low_at = 2 * static_cast<size_t>(d);
+    const auto high_at = 2 * static_cast<size_t>(args.shape.head_dim + d);
+    std::memcpy(&args.coarse[low_at], &box[0], 2);
+    std::memcpy(&args.coarse[high_at], &box[1], 2);
   }
 }
 
@@ -145,9 +140,10 @@ void EncodeReference(const EncodeArgs& args) {
     const std::byte* key = args.page.data() + static_cast<size_t>(token) * args.shape.row_bytes();
     const std::byte* value = key + args.shape.half_bytes();
     for (int d = 0; d < head_dim; ++d) {
-      const auto i = static_cast<size_t>(token * head_dim + d);
-      encode(i, ElementAt(args.shape.dtype, key, d), KeyChannel(args.digest, head_dim, d), 0);
-      encode(i, ElementAt(args.shape.dtype, value, d), ValueChannel(args.coarse, head_dim, d),
+      const size_t i =
+          static_cast<size_t>(token) * static_cast<size_t>(head_dim) + static_cast<size_t>(d);
+      encode(i, ElementAt(args.shape.dtype, key, d), ChannelAt(args.digest, head_dim, d), 0);
+      encode(i, ElementAt(args.shape.dtype, value, d), ChannelAt(args.coarse, head_dim, d),
              NibbleBytes(args.shape));
     }
   }
@@ -167,9 +163,9 @@ void DecodeReference(const DecodeArgs& args) {
   };
   for (size_t i = 0; i < elements; ++i) {
     const int d = static_cast<int>(i % static_cast<size_t>(head_dim));
-    args.page[i] = decode(i, KeyChannel(args.digest, head_dim, d), 0);
+    args.page[i] = decode(i, ChannelAt(args.digest, head_dim, d), 0);
     args.page[elements + i] =
-        decode(i, ValueChannel(args.coarse, head_dim, d), NibbleBytes(args.shape));
+        decode(i, ChannelAt(args.coarse, head_dim, d), NibbleBytes(args.shape));
   }
 }
 
@@ -179,15 +175,15 @@ void CodeErrorsReference(const CodeErrorArgs& args) {
   double key = 0;
   double value = 0;
   for (int d = 0; d < head_dim; ++d) {
-    key += SquaredError(args.form, KeyChannel(args.digest, head_dim, d));
-    value += SquaredError(args.form, ValueChannel(args.coarse, head_dim, d));
+    key += SquaredError(args.form, ChannelAt(args.digest, head_dim, d));
+    value += SquaredError(args.form, ChannelAt(args.coarse, head_dim, d));
   }
   if (args.key_error != nullptr) *args.key_error = FloatUp(std::sqrt(key) * kF64Slack);
   if (args.value_error != nullptr) *args.value_error = FloatUp(std::sqrt(value) * kF64Slack);
   for (size_t row = 0; row < args.logit_error.size(); ++row) {
     double sum = key == kInfinity ? kInfinity : 0;
     for (int d = 0; d < head_dim && sum < kInfinity; ++d) {
-      const Channel channel = KeyChannel(args.digest, head_dim, d);
+      const Channel channel = ChannelAt(args.digest, head_dim, d);
       const double q = args.query[row * static_cast<size_t>(head_dim) + static_cast<size_t>(d)];
       sum += std::fabs(q) * CodeElementError(args.form, channel.low, channel.high);
     }
