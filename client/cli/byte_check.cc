@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kComplaintsMax = 10;
 constexpr uint64_t kAnswerBytes = 16 << 20;  // Of one ReadPages call, about.
 
-void Complain(ByteCheck& check, const TraceLayer& layer, uint32_t kv_head, std::string what) {
+void Complain(ByteCheck& check, const TraceLayer& layer, uint32_t kv_head,
+              const std::string& what) {
   if (check.complaints.size() < kComplaintsMax) {
     check.complaints.push_back(
         absl::StrFormat("layer %u, kv head %u: %s", layer.layer, kv_head, what));
@@ -99,7 +100,7 @@ void CheckPages(const Trace& trace, const TraceLayer& layer, uint32_t kv_head,
 absl::StatusOr<ByteCheck> CheckEveryByte(const Trace& trace, const client::Sequence& sequence,
                                          uint32_t page_tokens) {
   ByteCheck check;
-  const uint64_t page_bytes = 2 * page_tokens * trace.layers.front().k.Row(0, 0).size();
+  const uint64_t page_bytes = uint64_t{2} * page_tokens * trace.layers.front().k.Row(0, 0).size();
   const uint64_t pages_per_call = std::max<uint64_t>(1, kAnswerBytes / page_bytes);
   const uint64_t page_count = (trace.tokens + page_tokens - 1) / page_tokens;
   for (uint32_t i = 0; i < trace.layers.size(); ++i) {

@@ -14,8 +14,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -37,7 +37,8 @@ int ExitCode(int wait_status) {
 }
 
 absl::Status Failed(const char* what) {
-  return absl::InternalError(absl::StrFormat("%s: %s failed: %s", kProgram, what, strerror(errno)));
+  return absl::InternalError(
+      absl::StrFormat("%s: %s failed: %s", kProgram, what, std::generic_category().message(errno)));
 }
 
 // Only calls that are safe between fork and exec. `log` < 0: our own stdout and stderr.
@@ -72,7 +73,7 @@ absl::StatusOr<std::string> FindDaemon() {
   const std::filesystem::path folder =
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   if (IsProgram(folder / kProgram)) return (folder / kProgram).string();
-  const char* path = std::getenv("PATH");
+  const char* path = std::getenv("PATH");  // NOLINT(concurrency-mt-unsafe): nobody sets it
   for (const auto part : absl::StrSplit(path == nullptr ? "" : path, ':', absl::SkipEmpty())) {
     const auto program = std::filesystem::path(std::string(part)) / kProgram;
     if (IsProgram(program)) return program.string();

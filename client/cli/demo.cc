@@ -166,6 +166,7 @@ absl::StatusOr<ReplayReport> PlayDemo(const client::Client& client, const Trace&
                                       const DemoArgs& args, const std::string& path) {
   EBBTIDE_ASSIGN_OR_RETURN(const client::Budget budget, ParseBudget(args.budget, trace.tokens));
   std::vector<RunSpec> specs;
+  specs.reserve(kRuns.size());
   for (const auto& [policy, recall] : kRuns) {
     specs.push_back({.policy = policy, .recall = recall, .budget = budget});
   }

@@ -7,6 +7,7 @@
 #include <malloc.h>
 
 #include <cstdio>
+#include <exception>
 #include <functional>
 #include <map>
 #include <string>
@@ -35,9 +36,11 @@ constexpr char kAbout[] =
 
 // Keeps big messages on the heap: mapping and unmapping each of them costs more than the copy.
 void TuneMalloc() {
+  // NOLINTBEGIN(concurrency-mt-unsafe): there is one thread yet
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 2047 << 20);
   mallopt(M_TOP_PAD, 64 << 20);
+  // NOLINTEND(concurrency-mt-unsafe)
 }
 
 void AddWatchingVerbs(CLI::App& app, const Common& common, Verb& verb) {
@@ -156,5 +159,10 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   ebbtide::cli::TuneMalloc();
-  return ebbtide::cli::Main(argc, argv);
+  try {
+    return ebbtide::cli::Main(argc, argv);
+  } catch (const std::exception& error) {  // Of CLI11 or the JSON writer: a mistake of ours.
+    std::fprintf(stderr, "ebbctl: %s\n", error.what());
+    return ebbtide::cli::kExitNotWell;
+  }
 }

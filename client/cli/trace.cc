@@ -8,12 +8,15 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -73,7 +76,7 @@ absl::StatusOr<Header> ReadHeader(uint64_t file_bytes, const ReadAt& read) {
   if (file_bytes < kLengthBytes) {
     return NotATrace("%u bytes are too few for a safetensors file", file_bytes);
   }
-  std::array<std::byte, kLengthBytes> length_bytes;
+  std::array<std::byte, kLengthBytes> length_bytes = {};
   EBBTIDE_RETURN_IF_ERROR(read(0, length_bytes));
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
@@ -94,8 +97,9 @@ absl::StatusOr<Header> ReadHeader(uint64_t file_bytes, const ReadAt& read) {
 
 absl::StatusOr<std::string> MetaText(const nlohmann::json& header, const char* key) {
   const auto meta = header.find("__metadata__");
-  if (meta == header.end() || !meta->is_object())
+  if (meta == header.end() || !meta->is_object()) {
     return NotATrace("the header has no __metadata__");
+  }
   const auto found = meta->find(key);
   if (found == meta->end() || !found->is_string()) {
     return NotATrace("__metadata__ has no text \"%s\"", key);
@@ -356,8 +360,9 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const std::streamoff size = file.tellg();
   if (!file.is_open() || size < 0) {
-    return absl::NotFoundError(absl::StrFormat("trace %s: can't be read: %s", path,
-                                               file.is_open() ? "not a file" : strerror(errno)));
+    return absl::NotFoundError(
+        absl::StrFormat("trace %s: can't be read: %s", path,
+                        file.is_open() ? "not a file" : std::generic_category().message(errno)));
   }
   const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) -> absl::Status {
     file.seekg(static_cast<std::streamoff>(offset));

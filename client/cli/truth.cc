@@ -126,7 +126,7 @@ std::vector<Row> MakeRows(const Trace& trace, std::span<const float> q, uint32_t
 void AttendTile(const Trace& trace, const Lane& lane, std::vector<Row>& rows, LayerTruth& truth) {
   const size_t dim = trace.head_dim;
   const uint64_t last = rows.back().token;
-  std::array<double, kKeyBlock> logits;
+  std::array<double, kKeyBlock> logits = {};
   for (uint64_t begin = 0; begin <= last; begin += kKeyBlock) {
     const double* block = lane.keys.data() + begin * dim;
     for (Row& row : rows) {

@@ -43,8 +43,9 @@ std::string FormatElapsed(absl::Duration length) {
   if (seconds < 0.9995) return absl::StrFormat("%s ms", ThreeDigits(seconds * 1e3));
   if (seconds < 120) return absl::StrFormat("%s s", ThreeDigits(seconds));
   const int64_t minutes = absl::ToInt64Minutes(length);
-  if (minutes < 60)
+  if (minutes < 60) {
     return absl::StrFormat("%d min %d s", minutes, absl::ToInt64Seconds(length) % 60);
+  }
   const int64_t hours = minutes / 60;
   if (hours < 48) return absl::StrFormat("%d h %d min", hours, minutes % 60);
   return absl::StrFormat("%d d %d h", hours / 24, hours % 24);

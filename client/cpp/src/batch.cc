@@ -43,9 +43,12 @@ std::vector<int> ItemsInFlight(const Response& response) {
 // Sends `items` of `request` once more and puts their results in place. An attempt that fails
 // leaves them as they are: in flight.
 template <typename Request, typename Response>
-void RepeatItems(const Connection& connection, const Step& step, const Request& request,
+void RepeatItems(const Connection& connection, const Request& request,
                  const std::vector<int>& items, Attempts& attempts, Response* response) {
-  Request part = RequestFor<Request>(step);
+  Request part;
+  part.set_layer(request.layer());
+  part.set_phase(request.phase());
+  part.set_prompt_end(request.prompt_end());
   for (const int item : items) *part.add_items() = request.items(item);
   Response answer;
   if (!connection.Call(part, &answer, attempts).ok()) return;
@@ -66,11 +69,11 @@ absl::StatusOr<std::vector<Result>> CallBatch(Connection& connection, const Step
   EBBTIDE_RETURN_IF_ERROR(connection.Call(request, &response, attempts));
   EBBTIDE_RETURN_IF_ERROR(CheckCount(connection, response, request.items_size()));
   // Without a lost answer, an item in flight is another caller's and not ours to wait for.
-  const bool was_repeated = attempts.made() > 1;
-  while (was_repeated) {
-    const std::vector<int> in_flight = ItemsInFlight(response);
-    if (in_flight.empty() || !attempts.Next()) break;
-    RepeatItems(connection, step, request, in_flight, attempts, &response);
+  std::vector<int> in_flight;
+  if (attempts.made() > 1) in_flight = ItemsInFlight(response);
+  while (!in_flight.empty() && attempts.Next()) {
+    RepeatItems(connection, request, in_flight, attempts, &response);
+    in_flight = ItemsInFlight(response);
   }
   connection.NoteBoot(response.boot_id());
   std::vector<Result> results;

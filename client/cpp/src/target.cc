@@ -49,9 +49,11 @@ absl::StatusOr<std::string> ParseTarget(std::string_view text) {
 }
 
 std::string DefaultTarget() {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets it while we run
   if (const char* socket = std::getenv("EBBTIDE_SOCKET"); socket != nullptr && *socket != '\0') {
     return socket;
   }
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets it while we run
   if (const char* run = std::getenv("XDG_RUNTIME_DIR"); run != nullptr && *run != '\0') {
     return absl::StrFormat("unix:%s/ebbtide.sock", run);
   }
