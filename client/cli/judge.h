@@ -22,7 +22,8 @@ struct TokenVerdict {
   double rel_error = 0;             // sqrt(sum_h |o - o_full|^2) / sqrt(sum_h |o_full|^2)
   double worst_head_rel_error = 0;  // max_h |o - o_full| / |o_full|
   // Heads whose true error is above the certified bound, without tolerance; and heads whose lse
-  // proves that more mass was left out than certified, rounding of f32 granted to the lse.
+  // proves that more mass was left out than certified, rounding of f32 granted to the lse; the
+  // latter only where no page was attended in a low-bit form.
   uint32_t error_violations = 0;
   uint32_t mass_violations = 0;
   std::vector<double> bound_over_error = {};  // Of the heads with an error.

@@ -104,6 +104,10 @@ TEST(JudgeTest, MassThatTheLseProvesToBeMissingMustBeCertified) {
 
   EXPECT_EQ(JudgeOne(result).mass_violations, 1U);
 
+  result.touched = {{.rung = "coarse", .tier = client::Tier::kHost, .pages = 1, .bytes = 9}};
+  EXPECT_EQ(JudgeOne(result).mass_violations, 0U);  // The lse is no proof then.
+
+  result.touched = {};
   result.certificate.mass_bound[0] = 0.26F;
   EXPECT_EQ(JudgeOne(result).mass_violations, 0U);
 }
