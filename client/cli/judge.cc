@@ -52,7 +52,9 @@ double ProvenMass(double lse, double lse_full, double logit_slack, uint64_t toke
 // what was left out.
 bool HasForms(const client::AttendResult& result) {
   return std::any_of(result.touched.begin(), result.touched.end(),
-                     [](const client::TouchedRung& touched) { return touched.rung != "exact"; });
+                     [](const client::TouchedRung& touched) {
+                       return touched.rung == "coarse" || touched.rung == "fine";
+                     });
 }
 
 TokenVerdict JudgeToken(const LayerTruth& truth, uint64_t token, size_t first_row,
