@@ -10,9 +10,6 @@
 
 #include "gpu/kernels/attend.h"
 
-#include <sys/mman.h>
-#include <time.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -24,9 +21,8 @@
 
 #include "benchmark/benchmark.h"
 
+#include "bench/micro/gpu/measure.h"
 #include "bench/micro/gpu/streaming_read.h"
-#include "gpu/cpu/simd_targets.h"
-#include "gpu/element.h"
 
 namespace ebbtide::bench {
 namespace {
@@ -35,10 +31,8 @@ using gpu::AttendArgs;
 using gpu::Dtype;
 using gpu::Extent;
 
-constexpr size_t kPoolBytes = size_t{1} << 29;
 constexpr int kTokens = 16384;
 constexpr int kFrameSlots = 32;
-constexpr uint64_t kSeed = 20261130;
 
 struct Case {
   Dtype dtype = Dtype::kF16;
@@ -48,44 +42,11 @@ struct Case {
   int threads = 1;
 };
 
-// One allocation, as the daemon's pool is: 2 MiB pages where the kernel gives them.
-std::span<std::byte> Pool() {
-  static const std::span<std::byte> pool = [] {
-    constexpr size_t kHugePage = size_t{2} << 20;
-    void* memory = mmap(nullptr, kPoolBytes + kHugePage, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) std::abort();
-    const size_t address = (reinterpret_cast<size_t>(memory) + kHugePage - 1) & ~(kHugePage - 1);
-    madvise(reinterpret_cast<void*>(address), kPoolBytes, MADV_HUGEPAGE);
-    return std::span(reinterpret_cast<std::byte*>(address), kPoolBytes);
-  }();
-  return pool;
-}
-
-// Keys and values ~ N(0, 1) of the case's dtype, the first MiB repeated.
-void Fill(Dtype dtype) {
-  static Dtype filled = Dtype{};
-  if (filled == dtype) return;
-  filled = dtype;
-  std::mt19937_64 random(kSeed);
-  std::normal_distribution<float> normal;
-  constexpr size_t kPattern = size_t{1} << 20;
-  for (size_t byte = 0; byte < kPattern; byte += gpu::DtypeBytes(dtype)) {
-    const float element = normal(random);
-    const uint16_t half = gpu::FloatToHalf(element);
-    const void* source = dtype == Dtype::kF32 ? static_cast<const void*>(&element) : &half;
-    std::memcpy(Pool().data() + byte, source, gpu::DtypeBytes(dtype));
-  }
-  for (size_t byte = kPattern; byte < kPoolBytes; byte += kPattern) {
-    std::memcpy(Pool().data() + byte, Pool().data(), kPattern);
-  }
-}
-
 // The pool cut into frames and those dealt to lanes.
 class Lanes {
  public:
   explicit Lanes(const Case& shape) : shape_(shape), index_(kTokens) {
-    Fill(shape.dtype);
+    FillPool(shape.dtype);
     const size_t half = static_cast<size_t>(kFrameSlots * shape.head_dim) * DtypeBytes(shape.dtype);
     std::vector<size_t> frame(kPoolBytes / (2 * half));
     std::iota(frame.begin(), frame.end(), size_t{0});
@@ -144,12 +105,6 @@ void CheckAgainstReference(const Lanes& lanes) {
   }
 }
 
-double ThreadSeconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 // Bytes per second over all threads, each reading `lanes_each` lanes from `first_lane` on.
 template <class Read>
 double Rate(const Case& shape, const Lanes& lanes, int first_lane, int lanes_each, Read read) {
@@ -169,12 +124,6 @@ double Rate(const Case& shape, const Lanes& lanes, int first_lane, int lanes_eac
     work(0);
   }
   return std::accumulate(rate.begin(), rate.end(), 0.0);
-}
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 void BM_Attend(benchmark::State& state, const Case& shape) {
@@ -231,16 +180,5 @@ void RegisterCases() {
 }  // namespace ebbtide::bench
 
 int main(int argc, char** argv) {
-  if (const char* target = std::getenv("EBBTIDE_SIMD"); target != nullptr) {
-    const absl::Status status = ebbtide::gpu::ForceSimdTarget(target);
-    if (!status.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-      return 1;
-    }
-  }
-  benchmark::AddCustomContext("simd", std::string(ebbtide::gpu::ChosenSimdTarget()));
-  ebbtide::bench::RegisterCases();
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return ebbtide::bench::RunBenchmarks(argc, argv, ebbtide::bench::RegisterCases);
 }
