@@ -48,8 +48,9 @@ struct BoundArgs {
 void BoundReference(const BoundArgs& args);
 void BoundCpu(const BoundArgs& args);
 
-// Stops the process where a size disagrees with the shape.
+// Stop the process where a size disagrees with the shape; `tokens` are those of page p.
 void CheckBound(const BoundArgs& args);
+void CheckAbsent(const BoundArgs& args, size_t p, int32_t tokens);
 
 // distance[r, p] >= |v - output[r]| for every token of page p: |value_mean - output| + radius, or
 // |output| + value_norm_max where that is less.

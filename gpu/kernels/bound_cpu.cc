@@ -11,7 +11,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gpu/kernels/bound_cpu.cc"
 #include <hwy/aligned_allocator.h>
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -21,7 +20,6 @@
 #include <limits>
 #include <vector>
 
-#include "gpu/cpu/padded_rows.h"
 #include "gpu/cpu/simd-inl.h"
 #include "gpu/kernels/digest.h"
 #include "gpu/outward.h"
@@ -34,8 +32,8 @@ using Half = hwy::float16_t;
 
 constexpr float kUnit = 0x1p-24F;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kRowsMax = 8;        // Rows that meet a page while it is in registers.
-constexpr int kPrefetchPages = 4;  // Digests lie anywhere.
+constexpr int kRowsMax = kLanes == 16 ? 8 : 4;  // Rows of a page whose sums fit the registers.
+constexpr int kPrefetchPages = 16;              // Some 5 to 10 KB ahead; digests lie anywhere.
 
 constexpr int Log2(int lanes) {
   return lanes == 1 ? 0 : 1 + Log2(lanes / 2);
@@ -46,20 +44,58 @@ HWY_INLINE float SumRoundings(int head_dim) {
   return static_cast<float>((head_dim + kLanes - 1) / kLanes + Log2(kLanes));
 }
 
-// Norms of rows, rounded up.
-inline std::vector<float> NormsUp(const PaddedRows& rows) {
-  std::vector<float> norms;
-  for (size_t r = 0; r < rows.count(); ++r) norms.push_back(FloatUp(rows.Norm(r) * (1 + 1e-12)));
-  return norms;
+// How many of the rows that are left meet a page at once.
+HWY_INLINE int BlockRows(int rows_left) {
+  for (int rows = kRowsMax; rows > 1; rows /= 2) {
+    if (rows_left >= rows) return rows;
+  }
+  return 1;
 }
 
-inline PaddedRows Absolute(PaddedRows rows) {
-  for (size_t r = 0; r < rows.count(); ++r) {
-    std::transform(rows[r], rows[r] + rows.padded_dim(), rows[r],
-                   [](float x) { return std::fabs(x); });
+// Rows in blocks, one after the other. In a block lie kLanes channels of its first row, of its
+// second …, then the next kLanes channels: what meets a page lies side by side. Zeros past
+// head_dim.
+class BlockedRows {
+ public:
+  // `rows` is [count, head_dim]; every element is multiplied by `factor`.
+  BlockedRows(std::span<const float> rows, int head_dim, float factor)
+      : padded_((static_cast<size_t>(head_dim) + kLanes - 1) / kLanes * kLanes),
+        element_(hwy::AllocateAligned<float>(rows.size() / static_cast<size_t>(head_dim) * padded_ +
+                                             kLanes)) {
+    const auto dim = static_cast<size_t>(head_dim);
+    const int count = static_cast<int>(rows.size() / dim);
+    for (int first = 0; first < count; first += BlockRows(count - first)) {
+      float* out = &element_[static_cast<size_t>(first) * padded_];
+      for (size_t d = 0; d < padded_; d += kLanes) {
+        for (int r = first; r < first + BlockRows(count - first); ++r, out += kLanes) {
+          const float* const row = &rows[static_cast<size_t>(r) * dim];
+          for (size_t l = 0; l < kLanes; ++l) out[l] = d + l < dim ? factor * row[d + l] : 0.0F;
+        }
+      }
+    }
+    for (int r = 0; r < count; ++r)
+      norm_.push_back(NormUp(&rows[static_cast<size_t>(r) * dim], dim));
+    for (float& norm : norm_)
+      norm = FloatUp(std::fabs(static_cast<double>(factor)) * norm * (1 + 1e-6));
   }
-  return rows;
-}
+
+  const float* Block(int first_row) const {
+    return &element_[static_cast<size_t>(first_row) * padded_];
+  }
+  // At least the l2 norm of a row.
+  float norm(int row) const { return norm_[static_cast<size_t>(row)]; }
+
+ private:
+  static float NormUp(const float* row, size_t dim) {
+    double squares = 0;
+    for (size_t d = 0; d < dim; ++d) squares += static_cast<double>(row[d]) * row[d];
+    return FloatUp(std::sqrt(squares) * (1 + 1e-12));
+  }
+
+  size_t padded_;
+  hwy::AlignedFreeUniquePtr<float[]> element_;
+  std::vector<float> norm_;
+};
 
 HWY_INLINE Floats WidenAt(const Half* row, int d, int head_dim) {
   return d + kLanes <= head_dim ? Widen(row + d) : WidenTail(row + d, head_dim - d);
@@ -85,17 +121,19 @@ struct PageSums {
   HWY_INLINE Floats Page(int quantity, int row) const { return Sums(sum[quantity][row]); }
 };
 
+// Every cache line that `count` halves from `first` touch.
 HWY_INLINE void PrefetchHalves(const std::byte* digest, int first, int count) {
   const std::byte* const begin = digest + first * 2;
-  for (int b = 0; b < count * 2; b += 64) hwy::Prefetch(begin + b);
+  for (int b = 0; b < count * 2; b += 64) __builtin_prefetch(begin + b, 0, 2);
+  __builtin_prefetch(begin + count * 2 - 1, 0, 2);
 }
 
 enum BoxQuantity { kCentre, kSpread, kMean, kBoxQuantities };
 
-// One page, R rows: q . (low + high), |q| . (high - low), q . mean. `query` holds q and |q|.
+// One page and a block of R rows: q . (low + high), |q| . (high - low), q . mean.
 template <int R>
-HWY_INLINE void AddBox(const DigestView& page, int head_dim, const float* const (&query)[2][R],
-                       int lane, PageSums<kBoxQuantities>& sums) {
+HWY_INLINE void AddBox(const DigestView& page, int head_dim, const float* query, int lane,
+                       PageSums<kBoxQuantities>& sums) {
   const FloatTag f;
   const auto* low = reinterpret_cast<const Half*>(page.key_low);
   const auto* high = reinterpret_cast<const Half*>(page.key_high);
@@ -110,11 +148,10 @@ HWY_INLINE void AddBox(const DigestView& page, int head_dim, const float* const 
     const Floats average = WidenAt(mean, d, head_dim);
     const Floats twice_centre = hn::Add(most, least);
     const Floats width = hn::Sub(most, least);
-    for (int r = 0; r < R; ++r) {
-      const Floats q = hn::Load(f, query[0][r] + d);
-      const Floats size = hn::Load(f, query[1][r] + d);
+    for (int r = 0; r < R; ++r, query += kLanes) {
+      const Floats q = hn::Load(f, query);
       centre[r] = hn::MulAdd(q, twice_centre, centre[r]);
-      spread[r] = hn::MulAdd(size, width, spread[r]);
+      spread[r] = hn::MulAdd(hn::Abs(q), width, spread[r]);
       middle[r] = hn::MulAdd(q, average, middle[r]);
     }
   }
@@ -190,8 +227,7 @@ class BoundKernel {
       : args_(args),
         // Halved, for the box is kept as twice its centre and twice its half width.
         query_(args.query, args.head_dim, 0.5F * args.scale),
-        query_size_(Absolute(PaddedRows(args.query, args.head_dim, 0.5F * args.scale))),
-        norm_(NormsUp(query_)),
+        step_(std::sqrt(static_cast<float>(args.head_dim)) * 0x1p-24F),
         roundings_(SumRoundings(args.head_dim) + 8) {}
 
   HWY_INLINE void Run() {
@@ -199,10 +235,12 @@ class BoundKernel {
       const int count = std::min(kLanes, args_.pages - page);
       FillLanes(page, count);
       int row = 0;
-      for (; row + 8 <= args_.rows; row += 8) Rows<8>(row, page, count);
+      if constexpr (kRowsMax == 8) {
+        for (; row + 8 <= args_.rows; row += 8) Rows<8>(row, page, count);
+      }
       for (; row + 4 <= args_.rows; row += 4) Rows<4>(row, page, count);
       for (; row + 2 <= args_.rows; row += 2) Rows<2>(row, page, count);
-      for (; row < args_.rows; ++row) Rows<1>(row, page, count);
+      if (row < args_.rows) Rows<1>(row, page, count);
     }
   }
 
@@ -216,6 +254,7 @@ class BoundKernel {
     for (int l = 0; l < kLanes; ++l) {
       const int p = page + std::min(l, count - 1);
       const DigestTail& tail = DigestView(digest(p), args_.head_dim).tail;
+      CheckAbsent(args_, static_cast<size_t>(p), tail.tokens);
       const auto absent = static_cast<size_t>(args_.absent[static_cast<size_t>(p)]);
       lanes_.tokens[l] = static_cast<float>(tail.tokens);
       lanes_.absent[l] = static_cast<float>(absent);
@@ -228,18 +267,14 @@ class BoundKernel {
 
   template <int R>
   HWY_INLINE void Rows(int row, int page, int count) {
-    const float* query[2][R];
-    for (int r = 0; r < R; ++r) {
-      query[0][r] = query_[static_cast<size_t>(row + r)];
-      query[1][r] = query_size_[static_cast<size_t>(row + r)];
-    }
     for (int l = 0; l < count; ++l) {
       if (row == 0) {
         const int ahead = std::min(page + l + kPrefetchPages, args_.pages - 1);
         PrefetchHalves(digest(ahead), 0, 3 * args_.head_dim);
-        hwy::Prefetch(digest(ahead) + 8 * args_.head_dim);
+        PrefetchHalves(digest(ahead), 4 * args_.head_dim, sizeof(DigestTail) / 2);
       }
-      AddBox<R>(DigestView(digest(page + l), args_.head_dim), args_.head_dim, query, l, sums_);
+      AddBox<R>(DigestView(digest(page + l), args_.head_dim), args_.head_dim, query_.Block(row), l,
+                sums_);
     }
     for (int l = count; l < kLanes; ++l) {
       for (auto& quantity : sums_.sum) {
@@ -250,15 +285,16 @@ class BoundKernel {
   }
 
   // Where the logits of each page's tokens can lie.
-  HWY_INLINE Bracket LogitBracket(int r, Floats largest) const {
+  HWY_INLINE Bracket LogitBracket(int r, Floats size, Floats largest) const {
     const FloatTag f;
     const Floats centre = sums_.Page(kCentre, r);
     const Floats spread = sums_.Page(kSpread, r);
-    // The box reaches out to at most |q| times the root of the tokens' squared norms; 1.001 covers
-    // its rounding to f16.
-    const Floats box = hn::Mul(hn::Mul(hn::Sqrt(hn::Load(f, lanes_.tokens)), largest),
-                               hn::Set(f, 1.001F * roundings_ * kUnit));
-    const Floats slack = hn::Add(box, hn::Set(f, 1e-30F));
+    // The box reaches out to at most |q| times the root of the tokens' squared norms; 1.001 and a
+    // step of subnormal f16 in each channel cover its own rounding.
+    const Floats reach =
+        hn::MulAdd(hn::Sqrt(hn::Load(f, lanes_.tokens)), hn::Mul(largest, hn::Set(f, 1.001F)),
+                   hn::Mul(size, hn::Set(f, step_)));
+    const Floats slack = hn::MulAdd(reach, hn::Set(f, roundings_ * kUnit), hn::Set(f, 1e-30F));
     const Floats norms = hn::MulAdd(largest, hn::Set(f, 8 * kUnit), largest);
     return {IfGreater(hn::Sub(hn::Sub(centre, spread), slack), hn::Neg(norms)),
             IfLess(hn::Add(hn::Add(centre, spread), slack), norms)};
@@ -275,7 +311,7 @@ class BoundKernel {
     const Floats tokens = hn::Load(f, lanes_.tokens);
     const Floats absent = hn::Load(f, lanes_.absent);
     const Floats mean = hn::Mul(sums_.Page(kMean, r), hn::Set(f, 2.0F));
-    const Floats size = hn::Set(f, 2 * norm_[static_cast<size_t>(row)]);
+    const Floats size = hn::Set(f, 2 * query_.norm(row));
     const float error = args_.resident_logit_error.empty()
                             ? 0.0F
                             : args_.resident_logit_error[static_cast<size_t>(row)];
@@ -310,9 +346,9 @@ class BoundKernel {
     const FloatTag f;
     const size_t at =
         static_cast<size_t>(row) * static_cast<size_t>(args_.pages) + static_cast<size_t>(page);
-    const Floats size = hn::Set(f, 2 * norm_[static_cast<size_t>(row)]);
+    const Floats size = hn::Set(f, 2 * query_.norm(row));
     const Floats largest = hn::Mul(size, hn::Load(f, lanes_.key_norm));
-    const Bracket logit = LogitBracket(r, largest);
+    const Bracket logit = LogitBracket(r, size, largest);
     const Mean mean = AbsentMean(row, r, ResidentSum(at, count), largest);
     const Floats jensen = IfGreater(hn::Sub(mean.logit, mean.open), logit.low);
     const Floats above = IfLess(hn::Add(mean.logit, mean.open), logit.high);
@@ -352,9 +388,8 @@ class BoundKernel {
   }
 
   const BoundArgs& args_;
-  const PaddedRows query_;       // Halved, see the constructor.
-  const PaddedRows query_size_;  // |q|, halved
-  const std::vector<float> norm_;
+  const BlockedRows query_;  // Halved, see the constructor.
+  const float step_;         // What a step of subnormal f16 in every channel comes to.
   const float roundings_;
   PageLanes lanes_;
   PageSums<kBoxQuantities> sums_;
@@ -364,18 +399,18 @@ void BoundTarget(const BoundArgs& args) {
   if (args.rows > 0) BoundKernel(args).Run();
 }
 
-// One page, R rows: |output - value_mean|^2.
+// One page and a block of R rows: |output - value_mean|^2.
 template <int R>
-HWY_INLINE void AddDistance(const DigestView& page, int head_dim, const PaddedRows& rows,
-                            size_t row, int lane, PageSums<1>& sums) {
+HWY_INLINE void AddDistance(const DigestView& page, int head_dim, const float* output, int lane,
+                            PageSums<1>& sums) {
   const FloatTag f;
   const auto* mean = reinterpret_cast<const Half*>(page.value_mean);
   Floats square[R];
   for (int r = 0; r < R; ++r) square[r] = hn::Zero(f);
   for (int d = 0; d < head_dim; d += kLanes) {
     const Floats average = WidenAt(mean, d, head_dim);
-    for (int r = 0; r < R; ++r) {
-      const Floats off = hn::Sub(average, hn::Load(f, rows[row + static_cast<size_t>(r)] + d));
+    for (int r = 0; r < R; ++r, output += kLanes) {
+      const Floats off = hn::Sub(average, hn::Load(f, output));
       square[r] = hn::MulAdd(off, off, square[r]);
     }
   }
@@ -386,18 +421,19 @@ class DistanceKernel {
  public:
   explicit DistanceKernel(const ValueDistanceArgs& args)
       : args_(args),
-        output_(args.output, args.head_dim),
-        norm_(NormsUp(output_)),
+        output_(args.output, args.head_dim, 1.0F),
         up_(1 + (SumRoundings(args.head_dim) + 8) * kUnit) {}
 
   HWY_INLINE void Run() {
     for (int page = 0; page < args_.pages; page += kLanes) {
       const int count = std::min(kLanes, args_.pages - page);
       int row = 0;
-      for (; row + 8 <= args_.rows; row += 8) Rows<8>(row, page, count);
+      if constexpr (kRowsMax == 8) {
+        for (; row + 8 <= args_.rows; row += 8) Rows<8>(row, page, count);
+      }
       for (; row + 4 <= args_.rows; row += 4) Rows<4>(row, page, count);
       for (; row + 2 <= args_.rows; row += 2) Rows<2>(row, page, count);
-      for (; row < args_.rows; ++row) Rows<1>(row, page, count);
+      if (row < args_.rows) Rows<1>(row, page, count);
     }
   }
 
@@ -413,17 +449,16 @@ class DistanceKernel {
       if (row == 0) {
         const size_t ahead = std::min(p + kPrefetchPages, args_.digest.size() - 1);
         PrefetchHalves(args_.digest[ahead], 3 * args_.head_dim, args_.head_dim);
-        hwy::Prefetch(args_.digest[ahead] + 8 * args_.head_dim);
+        PrefetchHalves(args_.digest[ahead], 4 * args_.head_dim, sizeof(DigestTail) / 2);
       }
       radius[l] = digest.tail.value_radius;
       norm[l] = digest.tail.value_norm_max;
-      AddDistance<R>(digest, args_.head_dim, output_, static_cast<size_t>(row), l, sums_);
+      AddDistance<R>(digest, args_.head_dim, output_.Block(row), l, sums_);
     }
     for (int r = 0; r < R; ++r) {
       const Floats to_mean =
           hn::MulAdd(hn::Sqrt(sums_.Page(0, r)), hn::Set(f, up_), hn::Load(f, radius));
-      const Floats norms =
-          hn::Add(hn::Set(f, norm_[static_cast<size_t>(row + r)]), hn::Load(f, norm));
+      const Floats norms = hn::Add(hn::Set(f, output_.norm(row + r)), hn::Load(f, norm));
       // 1e-20: squares below the normal range lose at most 2^-150 each.
       const Floats distance =
           hn::MulAdd(IfLess(to_mean, norms), hn::Set(f, 1 + 8 * kUnit), hn::Set(f, 1e-20F));
@@ -436,8 +471,7 @@ class DistanceKernel {
   }
 
   const ValueDistanceArgs& args_;
-  const PaddedRows output_;
-  const std::vector<float> norm_;
+  const BlockedRows output_;
   const float up_;
   PageSums<1> sums_;
 };

@@ -86,6 +86,7 @@ Mean AbsentMean(const BoundArgs& args, size_t r, size_t p) {
 
 void BoundOne(const BoundArgs& args, size_t r, size_t p) {
   const auto dim = static_cast<size_t>(args.head_dim);
+  CheckAbsent(args, p, DigestView(args.digest[p], args.head_dim).tail.tokens);
   const auto [lowest, highest] = LogitBracket(args.query.subspan(r * dim, dim), args.scale,
                                               DigestView(args.digest[p], args.head_dim));
   const Mean mean = AbsentMean(args, r, p);
@@ -120,13 +121,13 @@ void CheckBound(const BoundArgs& args) {
   EBBTIDE_CHECK(args.mass_low.size() == rows * pages && args.mass_high.size() == rows * pages &&
                     args.mass_estimate.size() == rows * pages,
                 "bound: mass_low, mass_high and mass_estimate are [rows, pages]");
-  for (size_t p = 0; p < pages; ++p) {
-    const int32_t tokens = DigestView(args.digest[p], args.head_dim).tail.tokens;
-    EBBTIDE_CHECK(args.absent[p] >= 1 && args.absent[p] <= tokens,
-                  "bound: absent is 1 to the tokens of its page");
-    EBBTIDE_CHECK(args.absent[p] == tokens || !args.resident_logit_sum.empty(),
-                  "bound: a page has resident tokens but no resident_logit_sum");
-  }
+}
+
+void CheckAbsent(const BoundArgs& args, size_t p, int32_t tokens) {
+  EBBTIDE_CHECK(args.absent[p] >= 1 && args.absent[p] <= tokens,
+                "bound: absent is 1 to the tokens of its page");
+  EBBTIDE_CHECK(args.absent[p] == tokens || !args.resident_logit_sum.empty(),
+                "bound: a page has resident tokens but no resident_logit_sum");
 }
 
 void BoundReference(const BoundArgs& args) {

@@ -124,8 +124,7 @@ class DamageKernel {
 
   // The tile's logits of a row, and -inf up to a whole vector.
   HWY_INLINE void CopyLogits(const SlotTile& tile, size_t row, float* logit) const {
-    const float* const logits = &args_.logits[row * slots_];
-    for (int j = 0; j < tile.slots; ++j) logit[j] = logits[Column(tile, j)];
+    CopyColumns(tile, &args_.logits[row * slots_], logit);
     std::fill(logit + tile.slots, logit + kTileSlots, -kInfinity);
   }
 
@@ -198,7 +197,7 @@ class DamageKernel {
         weight[i] = weight_[i];
         total[i] = dominant.value.data();
       }
-      AddWeighted(values, weight, count, total);
+      AddWeighted</*kPrefetch=*/false>(values, weight, count, total);
     }
   }
 
@@ -210,7 +209,9 @@ class DamageKernel {
       hn::Store(Exp(hn::Sub(hn::Load(f, weight + j), peak)), f, weight + j);
     }
     ZeroSlot(tile, dominant.slot, weight);
-    for (int j = 0; j < tile.slots; ++j) dominant.mass += static_cast<double>(weight[j]);
+    Floats mass = hn::Zero(f);
+    for (int j = 0; j < tile.slots; j += kLanes) mass = hn::Add(mass, hn::Load(f, weight + j));
+    dominant.mass += static_cast<double>(hn::GetLane(hn::SumOfLanes(f, mass)));
   }
 
   void Finish() {
@@ -326,14 +327,10 @@ HWY_INLINE void SumValues(const WeightedValueArgs& args) {
                    .index_limit = std::numeric_limits<int32_t>::max()});
   while (tiles.Advance()) {
     const TileRows<T, Part::kValue> values(tiles, args.head_dim);
-    const SlotTile& tile = tiles.tile();
-    for (int j = 0; j < tile.slots; ++j) {
-      values.PrefetchNext(j);
-      for (size_t r = 0; r < rows; ++r) {
-        weight[r * kTileSlots + static_cast<size_t>(j)] = args.weight[r * slots + Column(tile, j)];
-      }
+    for (size_t r = 0; r < rows; ++r) {
+      CopyColumns(tiles.tile(), &args.weight[r * slots], &weight[r * kTileSlots]);
     }
-    AddWeighted(values, weight_row.data(), args.rows, sum_row.data());
+    AddWeighted</*kPrefetch=*/true>(values, weight_row.data(), args.rows, sum_row.data());
   }
   for (size_t r = 0; r < rows; ++r) {
     for (size_t d = 0; d < dim; ++d) {

@@ -97,7 +97,7 @@ class KeyDiffKernel {
       }
       const float* weight = inverse;
       double* total = sum.data();
-      AddWeighted(keys, &weight, 1, &total);
+      AddWeighted<1, /*kPrefetch=*/false>(keys, &weight, &total);
     }
     double squares = 0;
     for (const double x : sum) squares += x * x;
