@@ -341,7 +341,7 @@ TEST_P(CodesTest, DeviationsAreThoseOfTheDifferences) {
     long double model = 0;
     const std::vector<float> query = Queries(page, decoded, random);
     const Errors errors = ErrorsOf(page, coded, form, query);
-    for (const size_t row : {5, 6}) {  // Rows that know nothing of the page.
+    for (const size_t row : {size_t{5}, size_t{6}}) {  // Rows that know nothing of the page.
       const auto off = LogitDifferences(page, decoded, std::span(query).subspan(row * 64, 64));
       logits += Length(off) * Length(off) / 64;
       model += errors.logit_deviation[row] * errors.logit_deviation[row];
@@ -509,7 +509,7 @@ TEST_P(CodesTest, AnyNibblesDecodeInsideTheBox) {
     coded.coarse[i] = static_cast<std::byte>(random());
   for (std::byte& byte : coded.fine) byte = static_cast<std::byte>(random() % 256);
   std::fill_n(coded.fine.begin(), 16, std::byte{0});
-  std::fill_n(coded.coarse.begin() + head_bytes, 16, std::byte{0});  // Code 0: below the box.
+  std::fill_n(&coded.coarse[head_bytes], 16, std::byte{0});  // Code 0: below the box.
 
   for (const CodeForm form : kForms) {
     const std::vector<float> decoded = Decode(page, coded, form);
