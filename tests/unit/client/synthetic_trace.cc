@@ -15,9 +15,9 @@ namespace {
 uint16_t ToHalf(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
-  const int exponent = static_cast<int>((bits >> 23) & 0xFFU) - 112;
-  if (exponent <= 0) return sign;
-  return static_cast<uint16_t>(sign | (exponent << 10) | ((bits >> 13) & 0x3FFU));
+  const uint32_t exponent = (bits >> 23) & 0xFFU;  // Bias 127; a half's is 15.
+  if (exponent <= 112) return sign;
+  return static_cast<uint16_t>(sign | ((exponent - 112) << 10) | ((bits >> 13) & 0x3FFU));
 }
 
 template <typename T>

@@ -274,7 +274,7 @@ class TinyDaemon::Service : public v1::CacheService::Service {
       response->mutable_summary()->set_committed(
           layer.k.size() / (daemon_.RowBytes() * daemon_.geometry_.kv_heads()));
       response->mutable_summary()->mutable_tokens()->set_host(11);
-      for (uint64_t demoted : {3, 4}) response->add_lanes()->set_demoted(demoted);
+      for (const uint64_t demoted : {3U, 4U}) response->add_lanes()->set_demoted(demoted);
       return grpc::Status::OK;
     }
 
