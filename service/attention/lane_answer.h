@@ -2,7 +2,7 @@
 //
 // One lane's part of an answer while it is being made: what is attended exactly, which absent pages
 // are attended in a low-bit form, and which are unread. Rows are [group, queries]. Knows arrays and
-// pages, no tiers. Tested by tests/unit/service/lane_answer_test.cc.
+// pages, no tiers. Tested by tests/unit/service/recall_trace_test.cc.
 
 #pragma once
 

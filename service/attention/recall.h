@@ -2,7 +2,7 @@
 //
 // Climbs the ladder of an answer's absent pages until its target is met: digests first, then
 // low-bit forms, then exact bytes, each only where the one before leaves doubt. Decides and asks;
-// pages are fetched by service/movement. Tested by tests/unit/service/recall_test.cc.
+// pages are fetched by service/movement. Tested by tests/unit/service/recall_trace_test.cc.
 
 #pragma once
 

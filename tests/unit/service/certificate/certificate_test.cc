@@ -17,6 +17,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/support/random_seed.h"
+#include "tests/unit/service/certificate/random_row.h"
 #include "tests/unit/service/certificate/sample_row.h"
 
 namespace ebbtide::service {

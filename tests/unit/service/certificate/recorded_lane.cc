@@ -5,17 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <numeric>
-
-#include "gtest/gtest.h"
 
 #include "gpu/element.h"
 #include "gpu/extent.h"
 #include "gpu/kernels/attend.h"
 #include "gpu/kernels/bound.h"
 #include "gpu/kernels/digest.h"
-#include "nlohmann/json.hpp"
 
 namespace ebbtide::service {
 namespace {
@@ -45,35 +41,6 @@ std::vector<double> Widen(std::span<const uint16_t> halves) {
 }
 
 }  // namespace
-
-std::span<const uint16_t> RecordedTensor::Row(int token, int head) const {
-  const auto first = static_cast<size_t>((token * heads + head) * head_dim);
-  return std::span(elements).subspan(first, static_cast<size_t>(head_dim));
-}
-
-std::map<std::string, RecordedTensor> ReadRecorded(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  std::map<std::string, RecordedTensor> tensors;
-  uint64_t header_bytes = 0;
-  if (bytes.size() > 8) {
-    std::memcpy(&header_bytes, bytes.data(), 8);
-    const auto header = nlohmann::json::parse(bytes.substr(8, header_bytes));
-    for (const auto& [name, entry] : header.items()) {
-      if (name == "__metadata__" || entry.at("shape").size() != 3) continue;
-      RecordedTensor tensor{.tokens = entry.at("shape")[0],
-                            .heads = entry.at("shape")[1],
-                            .head_dim = entry.at("shape")[2]};
-      const size_t first = entry.at("data_offsets")[0];
-      const size_t end = entry.at("data_offsets")[1];
-      tensor.elements.resize((end - first) / 2);
-      std::memcpy(tensor.elements.data(), bytes.data() + 8 + header_bytes + first, end - first);
-      tensors.emplace(name, std::move(tensor));
-    }
-  }
-  EXPECT_FALSE(tensors.empty()) << "no tensors in " << path;
-  return tensors;
-}
 
 RecordedLane::RecordedLane(const RecordedTensor& keys, const RecordedTensor& values, int head)
     : shape_{.tokens = 32, .head_dim = keys.head_dim, .dtype = gpu::Dtype::kF16},

@@ -7,30 +7,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <map>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "gpu/kernels/codes.h"
 #include "gpu/shape.h"
 #include "service/attention/certificate.h"
+#include "tests/support/recorded_trace.h"
 
 namespace ebbtide::service {
 
-// One tensor of a trace: [tokens, heads, head_dim] f16.
-struct RecordedTensor {
-  int tokens = 0;
-  int heads = 0;
-  int head_dim = 0;
-  std::vector<uint16_t> elements = {};
-
-  std::span<const uint16_t> Row(int token, int head) const;
-};
-
-// All tensors of three axes in a safetensors file, by name. Fails the test where there is none.
-std::map<std::string, RecordedTensor> ReadRecorded(const std::filesystem::path& path);
+using test::ReadRecorded;
+using test::RecordedTensor;
 
 // How a page takes part in an answer.
 enum class PageRung { kUnread, kCoarse, kFine, kExact };
