@@ -14,7 +14,9 @@ namespace {
 constexpr int kRoundsMax = 8;
 constexpr double kAim = 0.95;          // Of the target: a little slack spares a round.
 constexpr double kLeaveUnread = 0.25;  // Of the target: what unread pages may add up to.
-constexpr double kFineGain = 16;       // Four more bits divide a cell by so much.
+constexpr double kFineGain = 16;       // Four more bits divide a step by so much.
+constexpr double kRoomMin = 0.1;       // Of the target: what forms may always add up to.
+constexpr int kPriceSteps = 40;
 
 struct Choice {
   size_t lane = 0;
@@ -78,7 +80,7 @@ class Climb {
       Read(choices);
       Compose();
     }
-    ReadEverythingDoubtful(target, by_experience);
+    if (!Choose(target, by_experience).empty()) ReadTheRest();
   }
 
   uint64_t BytesRead() const {
@@ -98,11 +100,16 @@ class Climb {
                         [this](int lane) { lanes_[static_cast<size_t>(lane)].Compose(); });
   }
 
-  // The last resort: whatever still adds to a token that is not met is read exactly.
-  void ReadEverythingDoubtful(double target, bool by_experience) {
-    std::vector<Choice> choices = Choose(target, by_experience);
-    for (Choice& choice : choices) choice.rung = Rung::kExact;
-    Read(choices);
+  // The last resort.
+  void ReadTheRest() {
+    std::vector<Choice> rest;
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      for (size_t p = 0; p < lanes_[lane].pages().size(); ++p) {
+        const AbsentPage& page = lanes_[lane].pages()[p];
+        if (page.rung != Rung::kExact && !page.is_lost) rest.push_back({lane, p, Rung::kExact});
+      }
+    }
+    Read(rest);
     Compose();
   }
 
@@ -135,7 +142,14 @@ class Climb {
     const double limit = target * std::sqrt(output_squares);
     const double error = std::sqrt(error_squares);
     if (error <= limit) return {};
-    return Split(DoubtsOf(m, errors, error, by_experience), limit, by_experience);
+    const std::vector<Doubt> doubts = DoubtsOf(m, errors, error, by_experience);
+    std::vector<Choice> choices = FirstReads(doubts, kLeaveUnread * limit);
+    if (choices.empty()) choices = Useless(doubts);
+    if (choices.empty()) choices = FinerReads(doubts, kAim * limit / error, by_experience ? 2 : 1);
+    if (choices.empty() && !doubts.empty()) {
+      choices.push_back({doubts.front().lane, doubts.front().page, Rung::kExact});
+    }
+    return choices;
   }
 
   // Each page's part in the token's error: its part in each row, weighed by how much the row
@@ -163,44 +177,80 @@ class Climb {
     return doubts;
   }
 
-  // Unread pages go to the coarse form, but for those that together add little. Once none is left
-  // to read so, the forms that add most are read finer, as few as bring the error within the limit.
-  std::vector<Choice> Split(const std::vector<Doubt>& doubts, double limit,
-                            bool by_experience) const {
+  // Unread pages go to the coarse form, but for those that together add less than `leave`.
+  std::vector<Choice> FirstReads(const std::vector<Doubt>& doubts, double leave) const {
     std::vector<Choice> choices;
     double left = 0;
     for (auto doubt = doubts.rbegin(); doubt != doubts.rend(); ++doubt) {
       if (PageOf(*doubt).rung != Rung::kDigest) continue;
       left += doubt->weight;
-      if (left > kLeaveUnread * limit)
-        choices.push_back({doubt->lane, doubt->page, FirstRung(*doubt)});
-    }
-    if (!choices.empty()) return choices;
-
-    const double power = by_experience ? 2 : 1;  // Independent errors add by their squares.
-    const double room = std::pow(std::max(kAim * limit - left, 0.1 * limit), power);
-    double rest = 0;
-    for (const Doubt& doubt : doubts) {
-      if (PageOf(doubt).rung != Rung::kDigest) rest += std::pow(doubt.weight, power);
-    }
-    for (const Doubt& doubt : doubts) {
-      if (rest <= room) break;
-      const Rung rung = PageOf(doubt).rung;
-      if (rung == Rung::kDigest) {
-        choices.push_back({doubt.lane, doubt.page, FirstRung(doubt)});
-        continue;
-      }
-      const double now = std::pow(doubt.weight, power);
-      const double finer = std::pow(doubt.weight / kFineGain, power);
-      const bool is_enough = rung == Rung::kCoarse && !PageOf(doubt).is_code_lost &&
-                             finer * static_cast<double>(doubts.size()) <= 4 * room;
-      choices.push_back({doubt.lane, doubt.page, is_enough ? Rung::kFine : Rung::kExact});
-      rest -= is_enough ? now - finer : now;
-    }
-    if (choices.empty() && !doubts.empty()) {
-      choices.push_back({doubts.front().lane, doubts.front().page, Rung::kExact});
+      if (left > leave) choices.push_back({doubt->lane, doubt->page, FirstRung(*doubt)});
     }
     return choices;
+  }
+
+  // Forms that prove nothing at all: pages that leave the range of their codes.
+  std::vector<Choice> Useless(const std::vector<Doubt>& doubts) const {
+    std::vector<Choice> choices;
+    for (const Doubt& doubt : doubts) {
+      if (!std::isfinite(doubt.weight)) choices.push_back({doubt.lane, doubt.page, Rung::kExact});
+    }
+    return choices;
+  }
+
+  // The cheapest rungs that bring the error down to `share` of what it is. At a price for a byte,
+  // each page takes the rung where its error and its bytes cost least; the highest price at which
+  // errors fit is found by halving. Errors add by their `power`: independent ones by squares.
+  std::vector<Choice> FinerReads(const std::vector<Doubt>& doubts, double share, int power) const {
+    double unread = 0;
+    double now = 0;
+    for (const Doubt& doubt : doubts) {
+      (PageOf(doubt).rung == Rung::kDigest ? unread : now) +=
+          PageOf(doubt).rung == Rung::kDigest ? doubt.weight : std::pow(doubt.weight, power);
+    }
+    const double whole = unread + std::pow(now, 1.0 / power);
+    const double room = std::pow(std::max(share * whole - unread, kRoomMin * share * whole), power);
+    double low = -100;  // Of the price's logarithm to base 2, relative to `now`.
+    double high = 10;
+    for (int step = 0; step < kPriceSteps; ++step) {
+      const double middle = (low + high) / 2;
+      (ErrorAt(doubts, now * std::exp2(middle), power) <= room ? low : high) = middle;
+    }
+    std::vector<Choice> choices;
+    for (const Doubt& doubt : doubts) {
+      const Offer offer = BestOffer(doubt, now * std::exp2(low), power);
+      if (offer.rung != PageOf(doubt).rung) choices.push_back({doubt.lane, doubt.page, offer.rung});
+    }
+    return choices;
+  }
+
+  struct Offer {
+    Rung rung = Rung::kExact;
+    double error = 0;
+    double bytes = 0;
+  };
+
+  Offer BestOffer(const Doubt& doubt, double price, int power) const {
+    const AbsentPage& page = PageOf(doubt);
+    Offer best{.bytes = BytesOf(Rung::kExact)};
+    const auto consider = [&](const Offer& offer) {
+      if (offer.error + price * offer.bytes < best.error + price * best.bytes) best = offer;
+    };
+    if (page.rung == Rung::kCoarse && !page.is_code_lost) {
+      consider({Rung::kFine, std::pow(doubt.weight / kFineGain, power), BytesOf(Rung::kFine)});
+    }
+    if (page.rung != Rung::kDigest) consider({page.rung, std::pow(doubt.weight, power), 0});
+    return page.rung == Rung::kDigest ? Offer{.rung = Rung::kDigest} : best;
+  }
+
+  double ErrorAt(const std::vector<Doubt>& doubts, double price, int power) const {
+    double sum = 0;
+    for (const Doubt& doubt : doubts) sum += BestOffer(doubt, price, power).error;
+    return sum;
+  }
+
+  double BytesOf(Rung rung) const {
+    return static_cast<double>(tools_.source.bytes_of(PartOf(rung)));
   }
 
   Rung FirstRung(const Doubt& doubt) const {

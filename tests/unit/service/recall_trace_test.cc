@@ -102,6 +102,7 @@ struct Played {
   std::vector<double> error;  // |answer - truth| / |truth| over the heads, by answer
   int violations = 0;         // Of the certificate, by head.
   int not_met = 0;
+  std::string reason = {};             // Of the last that was not met.
   std::map<std::string, double> read;  // Share of KV bytes by rung, the mean over answers.
 
   double Quantile(double q) {
@@ -192,7 +193,10 @@ class RecallTraceTest : public testing::Test {
       if (std::sqrt(square) > answer.certificate.error_bound[head]) ++played.violations;
     }
     played.error.push_back(std::sqrt(off / all));
-    played.not_met += answer.certificate.met[0] == 0 ? 1 : 0;
+    if (answer.certificate.met[0] == 0) {
+      ++played.not_met;
+      played.reason = answer.certificate.not_met_reason;
+    }
     const double kv_bytes = 2.0 * (index + 1) * geometry.kv_heads * geometry.head_dim * 2;
     for (const TouchedRung& touched : answer.touched) {
       played.read[std::string(touched.rung)] += static_cast<double>(touched.bytes) / kv_bytes;
@@ -204,7 +208,7 @@ class RecallTraceTest : public testing::Test {
                 recall.c_str(), played.error.size(), played.Quantile(0.5), played.Quantile(0.99),
                 played.Quantile(1), played.AllRead());
     for (const auto& [rung, share] : played.read) std::printf(" %s %.3f", rung.c_str(), share);
-    std::printf(" )  not met %d\n", played.not_met);
+    std::printf(" )  not met %d %s\n", played.not_met, played.reason.c_str());
   }
 };
 
