@@ -79,7 +79,9 @@ class Tier {
 
   virtual TierUsage Usage() const = 0;
 
-  // The most that one more record of `record_bytes` adds to used_bytes, head-room included.
+  // One record's share of the budget when the tier is full of records of `record_bytes`, everything
+  // counted: an empty tier takes budget_bytes / CostBytes(record_bytes) of them and no more. Less
+  // in the host where others charge its budget; less where records of several sizes share a tier.
   virtual uint64_t CostBytes(uint64_t record_bytes) const = 0;
 };
 

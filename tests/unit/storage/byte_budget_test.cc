@@ -9,8 +9,12 @@
 
 #include "gtest/gtest.h"
 
+#include "tests/support/death_test.h"
+
 namespace ebbtide::storage {
 namespace {
+
+using ByteBudgetDeathTest = test::ThreadsafeDeathTest;
 
 TEST(ByteBudgetTest, TakesWhatFitsAndNothingMore) {
   ByteBudget budget(100);
@@ -76,7 +80,7 @@ TEST(ByteBudgetTest, ThreadsTogetherNeverPassTheLimit) {
   EXPECT_EQ(budget.used_bytes(), 0u);
 }
 
-TEST(ByteBudgetDeathTest, ReleasingMoreThanWasChargedIsABrokenContract) {
+TEST_F(ByteBudgetDeathTest, ReleasingMoreThanWasChargedIsABrokenContract) {
   ByteBudget budget(100);
   ASSERT_TRUE(budget.TryCharge(10));
 

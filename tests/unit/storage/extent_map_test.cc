@@ -13,10 +13,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/death_test.h"
 #include "tests/support/random_seed.h"
 
 namespace ebbtide::storage {
 namespace {
+
+using ExtentMapDeathTest = test::ThreadsafeDeathTest;
 
 ExtentMap MapOf(uint64_t bytes) {
   ExtentMap map;
@@ -92,7 +95,7 @@ TEST(ExtentMapTest, EqualSizesNeverFragment) {
   EXPECT_EQ(map.free_bytes(), 0u);
 }
 
-TEST(ExtentMapDeathTest, FreeingTwiceIsABrokenContract) {
+TEST_F(ExtentMapDeathTest, FreeingTwiceIsABrokenContract) {
   ExtentMap map = MapOf(100);
   const Extent extent = *map.Allocate(10);
   map.Free(extent);

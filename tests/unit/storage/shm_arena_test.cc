@@ -29,10 +29,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/death_test.h"
 #include "tests/support/status_matchers.h"
 
 namespace ebbtide::storage {
 namespace {
+
+using ShmArenaDeathTest = test::ThreadsafeDeathTest;
 
 using test::StatusIs;
 
@@ -123,7 +126,7 @@ bool RefuseMemfd() {
   std::exit(0);
 }
 
-TEST(ShmArenaDeathTest, WithoutMemfdItIsAnonymousMemoryAndSaysSo) {
+TEST_F(ShmArenaDeathTest, WithoutMemfdItIsAnonymousMemoryAndSaysSo) {
   EXPECT_EXIT(UseArenaWithoutMemfd(), testing::ExitedWithCode(0),
               "memfd refused.*\n*.*arena is anonymous memory");
 }
@@ -142,7 +145,7 @@ TEST(ShmArenaDeathTest, WithoutMemfdItIsAnonymousMemoryAndSaysSo) {
   std::exit(0);
 }
 
-TEST(ShmArenaDeathTest, RefusedMemoryIsAStatusAndLeavesNothingBehind) {
+TEST_F(ShmArenaDeathTest, RefusedMemoryIsAStatusAndLeavesNothingBehind) {
   EXPECT_EXIT(FillPastTheLimit(), testing::ExitedWithCode(0),
               "taking memory of 1048576 B: File too large");
 }

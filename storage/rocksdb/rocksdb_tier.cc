@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "storage/rocksdb/rocksdb_tier.h"
+
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "storage/rocksdb/rocksdb_options.h"
+
+namespace ebbtide::storage {
+namespace {
+
+// Large enough that making and deleting files is rare, small enough that the half-empty last one is
+// a small share of the budget.
+constexpr uint64_t kSegmentBytesMax = uint64_t{64} << 20;
+constexpr uint64_t kSegmentShare = 64;  // Of the budget, where that is less.
+
+// What a record is charged beside its slot: its index entry. The same for all records of a size, so
+// that CostBytes can say how many fit; more only where pages are smaller than 4 KiB.
+uint64_t EntryChargeBytes(uint64_t record_bytes, uint64_t header_used_bytes) {
+  return std::max(2048 + record_bytes / 128, BlockIndex::EntryCostBytes(header_used_bytes));
+}
+
+void WarnWhereTheDiskIsSmaller(const RocksdbTierOptions& options) {
+  struct statvfs disk = {};
+  if (statvfs(options.folder.c_str(), &disk) != 0) return;
+  const uint64_t free_bytes = uint64_t{disk.f_bavail} * disk.f_frsize;
+  if (free_bytes >= options.budget_bytes) return;
+  Log(LogLevel::kWarn, "rocksdb tier: the disk has less free space than the budget",
+      {{"folder", options.folder.string()},
+       {"budget_bytes", options.budget_bytes},
+       {"free_bytes", free_bytes}});
+}
+
+}  // namespace
+
+// What the index says of a block.
+struct RocksdbTier::Block {
+  BlockEntry entry;
+  RecordHeader header;  // Of `entry`.
+  std::shared_ptr<Segment> segment;
+};
+
+// One read of the disk, for pages of one block.
+struct RocksdbTier::ReadJob {
+  std::shared_ptr<const Block> block;
+  PageRun run;
+  std::vector<PageRead*> pages;
+};
+
+absl::StatusOr<std::unique_ptr<RocksdbTier>> RocksdbTier::Create(
+    const RocksdbTierOptions& options) {
+  if (options.budget_bytes <= kIndexHeadroomBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rocksdb tier: a budget of ", options.budget_bytes, " B leaves nothing beside the index's ",
+        kIndexHeadroomBytes, " B of head-room; raise rocksdb.budget"));
+  }
+  FileCalls& calls = options.calls != nullptr ? *options.calls : SystemFileCalls();
+  EBBTIDE_ASSIGN_OR_RETURN(std::unique_ptr<TierFolder> folder,
+                           TierFolder::Take(options.folder, calls));
+  WarnWhereTheDiskIsSmaller(options);
+  EBBTIDE_ASSIGN_OR_RETURN(std::unique_ptr<BlockIndex> index,
+                           BlockIndex::Create(folder->index_path(), options.env));
+  return std::unique_ptr<RocksdbTier>(
+      new RocksdbTier(options, std::move(folder), std::move(index)));
+}
+
+RocksdbTier::RocksdbTier(const RocksdbTierOptions& options, std::unique_ptr<TierFolder> folder,
+                         std::unique_ptr<BlockIndex> index)
+    : io_(options.io),
+      folder_(std::move(folder)),
+      segment_bytes_max_(std::min(kSegmentBytesMax, options.budget_bytes / kSegmentShare)),
+      budget_(options.budget_bytes),
+      slots_(*folder_, {.segment_bytes_max = segment_bytes_max_,
+                        .calls = options.calls != nullptr ? *options.calls : SystemFileCalls(),
+                        .budget = budget_}),
+      index_(std::move(index)) {
+  EBBTIDE_CHECK(budget_.TryCharge(kIndexHeadroomBytes), "the budget holds the head-room");
+}
+
+RocksdbTier::~RocksdbTier() = default;
+
+absl::Status RocksdbTier::Write(std::span<const BlockWrite> blocks) {
+  EBBTIDE_RETURN_IF_ERROR(folder_->CheckOwned());
+  EBBTIDE_RETURN_IF_ERROR(HealIndex());
+  for (const BlockWrite& block : blocks) EBBTIDE_RETURN_IF_ERROR(WriteOne(block));
+  return absl::OkStatus();
+}
+
+absl::Status RocksdbTier::WriteOne(const BlockWrite& block) {
+  EBBTIDE_ASSIGN_OR_RETURN(const RecordHeader header, CheckRecord(block.key, block.record));
+  const std::span<const std::byte> header_used =
+      block.record.first(header.geometry.header_used_bytes());
+  const uint64_t entry_bytes = EntryChargeBytes(block.record.size(), header_used.size());
+  if (!budget_.TryCharge(entry_bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rocksdb tier: an index entry of ", entry_bytes, " B is over budget, ",
+                     budget_.free_bytes(), " B of ", budget_.limit_bytes(),
+                     " B free; evict first, or raise rocksdb.budget"));
+  }
+  absl::StatusOr<SlotPlace> place = slots_.Allocate(block.record.size());
+  absl::Status status = place.status();
+  if (status.ok()) {
+    status = slots_.Find(place->segment)->Write(place->slot, block.record);
+    if (status.ok()) status = Commit(block.key, *place, header_used);
+    if (!status.ok()) slots_.Free(*place);
+  }
+  if (!status.ok()) budget_.Release(entry_bytes);
+  return status;
+}
+
+absl::Status RocksdbTier::Commit(const BlockKey& key, const SlotPlace& place,
+                                 std::span<const std::byte> header_used) {
+  std::optional<BlockEntry> replaced;
+  {
+    absl::MutexLock lock(&commit_mu_);
+    absl::StatusOr<std::optional<BlockEntry>> found = index_->Get(key);
+    // A damaged entry is replaced too; its slot is lost until the next start.
+    if (!found.ok() && !absl::IsDataLoss(found.status())) return found.status();
+    EBBTIDE_RETURN_IF_ERROR(Noted(index_->Put(key, place, header_used)));
+    if (found.ok()) replaced = *std::move(found);
+    if (!replaced) blocks_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (replaced) Forget(*replaced);
+  return absl::OkStatus();
+}
+
+absl::Status RocksdbTier::Erase(std::span<const BlockKey> keys) {
+  if (keys.empty()) return absl::OkStatus();
+  EBBTIDE_RETURN_IF_ERROR(HealIndex());
+  for (const BlockKey& key : keys) EBBTIDE_RETURN_IF_ERROR(EraseOne(key));
+  return absl::OkStatus();
+}
+
+absl::Status RocksdbTier::EraseOne(const BlockKey& key) {
+  std::optional<BlockEntry> erased;
+  {
+    absl::MutexLock lock(&commit_mu_);
+    absl::StatusOr<std::optional<BlockEntry>> found = index_->Get(key);
+    if (!found.ok() && !absl::IsDataLoss(found.status())) return found.status();
+    if (found.ok() && !found->has_value()) return absl::OkStatus();
+    EBBTIDE_RETURN_IF_ERROR(Noted(index_->Delete(key)));
+    if (found.ok()) erased = *std::move(found);
+    blocks_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  if (erased) Forget(*erased);
+  return absl::OkStatus();
+}
+
+void RocksdbTier::Forget(const BlockEntry& entry) {
+  const uint64_t record_bytes = slots_.Find(entry.place.segment)->shape().slot_bytes;
+  slots_.Free(entry.place);
+  budget_.Release(EntryChargeBytes(record_bytes, entry.header.size()));
+}
+
+absl::Status RocksdbTier::Noted(absl::Status status) {
+  if (!status.ok()) is_index_ill_.store(true, std::memory_order_release);
+  return status;
+}
+
+absl::Status RocksdbTier::HealIndex() {
+  if (!is_index_ill_.load(std::memory_order_acquire)) return absl::OkStatus();
+  {
+    absl::MutexLock lock(&commit_mu_);
+    if (!is_index_ill_.load(std::memory_order_acquire)) return absl::OkStatus();  // Another did it.
+    EBBTIDE_RETURN_IF_ERROR(index_->Rebuild());
+    is_index_ill_.store(false, std::memory_order_release);
+  }
+  Log(LogLevel::kInfo, "rocksdb tier: the index takes writes again",
+      {{"folder", folder_->path().string()}});
+  return absl::OkStatus();
+}
+
+absl::Status RocksdbTier::Read(std::span<PageRead> pages) {
+  for (PageRead& page : pages) page.state = PageState::kMissing;
+  const SlotFiles::Reading reading(slots_);  // Before the look-ups: what they find stays in place.
+  std::vector<size_t> order(pages.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::tuple(pages[a].key, pages[a].part, pages[a].page) <
+           std::tuple(pages[b].key, pages[b].part, pages[b].page);
+  });
+
+  std::vector<ReadJob> jobs;
+  for (size_t begin = 0; begin < order.size();) {
+    size_t end = begin + 1;
+    while (end < order.size() && pages[order[end]].key == pages[order[begin]].key) ++end;
+    EBBTIDE_RETURN_IF_ERROR(PlanBlock(pages, std::span(order).subspan(begin, end - begin), jobs));
+    begin = end;
+  }
+
+  std::vector<absl::Status> statuses(jobs.size());
+  const auto run = [&](int job) {
+    statuses[static_cast<size_t>(job)] = RunJob(jobs[static_cast<size_t>(job)]);
+  };
+  if (io_ != nullptr && jobs.size() > 1) {
+    io_->Run(static_cast<int>(jobs.size()), run);
+  } else {
+    for (size_t job = 0; job < jobs.size(); ++job) run(static_cast<int>(job));
+  }
+  for (absl::Status& status : statuses) EBBTIDE_RETURN_IF_ERROR(std::move(status));
+  return absl::OkStatus();
+}
+
+bool RocksdbTier::Describe(const BlockKey& key, BlockEntry entry, Block& block) const {
+  block.entry = std::move(entry);
+  block.segment = slots_.Find(block.entry.place.segment);
+  const absl::StatusOr<RecordHeader> header = ParseHeader(block.entry.header);
+  if (!header.ok() || header->key != key || block.segment == nullptr) return false;
+  block.header = *header;
+  const SegmentShape& shape = block.segment->shape();
+  return block.entry.place.slot < shape.slots &&
+         header->geometry.record_bytes() == shape.slot_bytes;
+}
+
+absl::Status RocksdbTier::PlanBlock(std::span<PageRead> pages, std::span<const size_t> order,
+                                    std::vector<ReadJob>& jobs) {
+  const BlockKey& key = pages[order[0]].key;
+  absl::StatusOr<std::optional<BlockEntry>> entry = index_->Get(key);
+  if (entry.ok() && !entry->has_value()) return absl::OkStatus();
+  if (!entry.ok() && !absl::IsDataLoss(entry.status())) return entry.status();
+
+  const auto block = std::make_shared<Block>();
+  if (!entry.ok() || !Describe(key, **std::move(entry), *block)) {
+    for (const size_t i : order) MarkCorrupt(pages[i]);  // The entry itself is damaged.
+    return absl::OkStatus();
+  }
+
+  const RecordGeometry& geometry = block->header.geometry;
+  std::vector<ByteRange> wanted;
+  for (const size_t i : order) {
+    EBBTIDE_RETURN_IF_ERROR(CheckRead(pages[i], geometry));
+    wanted.push_back({.offset = geometry.part_offset(pages[i].page, pages[i].part),
+                      .bytes = geometry.part_bytes(pages[i].part)});
+  }
+  for (const PageRun& run : PlanPageRuns(wanted)) {
+    ReadJob& job = jobs.emplace_back(ReadJob{.block = block, .run = run, .pages = {}});
+    for (size_t i = run.first; i < run.last; ++i) job.pages.push_back(&pages[order[i]]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RocksdbTier::RunJob(const ReadJob& job) {
+  const uint64_t run_bytes = job.run.end - job.run.begin;
+  const IoBuffers::Buffer buffer = buffers_.Lend(run_bytes);
+  EBBTIDE_ASSIGN_OR_RETURN(const uint64_t read_bytes,
+                           job.block->segment->Read(job.block->entry.place.slot, job.run.begin,
+                                                    buffer.bytes().first(run_bytes)));
+  const RecordGeometry& geometry = job.block->header.geometry;
+  for (PageRead* page : job.pages) {
+    const uint64_t offset = geometry.part_offset(page->page, page->part) - job.run.begin;
+    if (offset + page->into.size() > read_bytes) {  // The file was cut behind our back.
+      MarkCorrupt(*page);
+      continue;
+    }
+    std::memcpy(page->into.data(), buffer.bytes().data() + offset, page->into.size());
+    // The copy is checked, not the source: what is delivered is what was tested.
+    if (PartIsIntact(job.block->header, page->page, page->part, page->into)) {
+      page->state = PageState::kOk;
+    } else {
+      MarkCorrupt(*page);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void RocksdbTier::MarkCorrupt(PageRead& page) {
+  page.state = PageState::kCorrupt;
+  corrupt_pages_.fetch_add(1, std::memory_order_relaxed);
+}
+
+BlockPin RocksdbTier::Pin(const BlockKey& /*key*/) {
+  return nullptr;
+}
+
+TierUsage RocksdbTier::Usage() const {
+  return {.budget_bytes = budget_.limit_bytes(),
+          .used_bytes = budget_.used_bytes(),
+          .blocks = blocks_.load(std::memory_order_relaxed),
+          .corrupt_pages = corrupt_pages_.load(std::memory_order_relaxed)};
+}
+
+uint64_t RocksdbTier::CostBytes(uint64_t record_bytes) const {
+  // How many records fill the budget: whole segments, then one that the rest of the budget cannot
+  // fill with entries.
+  const uint64_t slot_bytes = RoundUp(std::max<uint64_t>(record_bytes, 1), kRecordAlignment);
+  const uint64_t entry_bytes = EntryChargeBytes(slot_bytes, 0);
+  const uint64_t slots = slots_.SlotsPerSegment(slot_bytes);
+  const uint64_t full_bytes = slots * (slot_bytes + entry_bytes);
+  const uint64_t room_bytes = budget_.limit_bytes() - kIndexHeadroomBytes;
+  const uint64_t rest_bytes = room_bytes % full_bytes;
+  uint64_t records = room_bytes / full_bytes * slots;
+  if (rest_bytes > slots * slot_bytes) records += (rest_bytes - slots * slot_bytes) / entry_bytes;
+  // The least cost that the budget holds no more than `records` times.
+  return budget_.limit_bytes() / (records + 1) + 1;
+}
+
+}  // namespace ebbtide::storage

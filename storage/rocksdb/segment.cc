@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "storage/rocksdb/segment.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/log.h"
+#include "base/status_macros.h"
+
+namespace ebbtide::storage {
+namespace {
+
+absl::Status FileError(const std::string& path, const char* call, int error) {
+  const std::string message =
+      absl::StrCat("rocksdb tier: ", path, ": ", call, ": ", std::strerror(error));
+  const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  return is_full ? absl::ResourceExhaustedError(message) : absl::UnavailableError(message);
+}
+
+bool IsAligned(const std::byte* memory) {
+  return reinterpret_cast<uintptr_t>(memory) % kRecordAlignment == 0;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Segment>> Segment::Create(const TierFolder& folder,
+                                                         const SegmentShape& shape,
+                                                         FileCalls& calls, IoBuffers& buffers) {
+  const std::string path = folder.segment_path(shape.slot_bytes, shape.id).string();
+  const int flags = O_RDWR | O_CREAT | O_EXCL | (folder.is_direct() ? O_DIRECT : 0);
+  const int fd = calls.Open(path.c_str(), flags);
+  if (fd < 0) return FileError(path, "cannot make a slot file", errno);
+  std::shared_ptr<Segment> segment(
+      new Segment(path, fd, shape, folder.is_direct(), calls, buffers));
+  // Unwritten but taken: a later write can no longer find the disk full. File systems without
+  // fallocate (NFS, some FUSE) take space as it is written; a refusal comes then.
+  if (calls.Allocate(fd, static_cast<off_t>(shape.bytes())) != 0 && errno != EOPNOTSUPP) {
+    return FileError(path, absl::StrCat("no room for ", shape.bytes(), " B").c_str(), errno);
+  }
+  return segment;
+}
+
+Segment::Segment(std::string path, int fd, const SegmentShape& shape, bool is_direct,
+                 FileCalls& calls, IoBuffers& buffers)
+    : path_(std::move(path)),
+      fd_(fd),
+      shape_(shape),
+      is_direct_(is_direct),
+      calls_(calls),
+      buffers_(buffers) {}
+
+Segment::~Segment() {
+  close(fd_);
+  if (calls_.Unlink(path_.c_str()) != 0 && errno != ENOENT) {
+    Log(LogLevel::kWarn, "rocksdb tier: a slot file could not be deleted; the next start will",
+        {{"file", path_}, {"error", std::strerror(errno)}});
+  }
+}
+
+absl::Status Segment::Write(uint32_t slot, std::span<const std::byte> record) {
+  EBBTIDE_CHECK(slot < shape_.slots && record.size() == shape_.slot_bytes,
+                "a record fills one slot of its segment");
+  const uint64_t offset = slot * shape_.slot_bytes;
+  if (!is_direct_) {
+    EBBTIDE_RETURN_IF_ERROR(WriteAligned(offset, record));
+    if (calls_.Sync(fd_) != 0) return Error("cannot sync", offset);
+    // Written and safe: the page cache need not hold it too. Best effort.
+    posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(record.size()),
+                  POSIX_FADV_DONTNEED);
+    return absl::OkStatus();
+  }
+  if (IsAligned(record.data())) return WriteAligned(offset, record);
+  const IoBuffers::Buffer buffer = buffers_.Lend(IoBuffers::kKeptBytes);
+  for (uint64_t done = 0; done < record.size();) {
+    const uint64_t bytes = std::min<uint64_t>(buffer.bytes().size(), record.size() - done);
+    std::memcpy(buffer.bytes().data(), record.data() + done, bytes);
+    EBBTIDE_RETURN_IF_ERROR(WriteAligned(offset + done, buffer.bytes().first(bytes)));
+    done += bytes;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Segment::WriteAligned(uint64_t offset, std::span<const std::byte> bytes) {
+  uint64_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t written = calls_.Write(fd_, bytes.data() + done, bytes.size() - done,
+                                         static_cast<off_t>(offset + done));
+    if (written > 0) {
+      done += static_cast<uint64_t>(written);
+    } else if (written == 0 || errno != EINTR) {
+      if (written == 0) errno = EIO;
+      return Error("cannot write", offset + done);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Segment::Read(uint32_t slot, uint64_t offset,
+                                       std::span<std::byte> into) const {
+  const uint64_t begin = slot * shape_.slot_bytes + offset;
+  uint64_t done = 0;
+  while (done < into.size()) {
+    const ssize_t read =
+        calls_.Read(fd_, into.data() + done, into.size() - done, static_cast<off_t>(begin + done));
+    if (read > 0) {
+      done += static_cast<uint64_t>(read);
+    } else if (read == 0) {
+      break;
+    } else if (errno != EINTR) {
+      return Error("cannot read", begin + done);
+    }
+  }
+  return done;
+}
+
+absl::Status Segment::Error(const char* call, uint64_t offset) const {
+  const int error = errno;
+  return FileError(path_, absl::StrCat(call, " at ", offset).c_str(), error);
+}
+
+}  // namespace ebbtide::storage

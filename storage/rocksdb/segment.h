@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One slot file: a run of slots of one size, taken from the disk when it is made, so that a write
+// into it never finds the disk full. It moves bytes; who owns a slot is slot_file.h's business.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "storage/rocksdb/file_calls.h"
+#include "storage/rocksdb/io_buffer.h"
+#include "storage/rocksdb/tier_folder.h"
+
+namespace ebbtide::storage {
+
+struct SegmentShape {
+  uint32_t id = 0;
+  uint64_t slot_bytes = 0;  // A multiple of 4096.
+  uint32_t slots = 0;
+  uint64_t bytes() const { return slot_bytes * slots; }
+};
+
+// Thread-safe for slots that do not overlap.
+class Segment {
+ public:
+  // `calls` and `buffers` outlive the segment. What a failed call made is deleted again.
+  //   kResourceExhausted  the disk has no room for it
+  //   kUnavailable        the file cannot be made
+  static absl::StatusOr<std::shared_ptr<Segment>> Create(const TierFolder& folder,
+                                                         const SegmentShape& shape,
+                                                         FileCalls& calls, IoBuffers& buffers);
+  ~Segment();  // Deletes the file.
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  const SegmentShape& shape() const { return shape_; }
+
+  // Fills slot `slot` with `record`, slot_bytes long. Straight from the caller's memory where that
+  // lies on 4 KiB.
+  //   kResourceExhausted, kUnavailable  as the disk answers; the slot holds garbage
+  absl::Status Write(uint32_t slot, std::span<const std::byte> record);
+
+  // Reads from `offset` of slot `slot`; offset, length and memory are multiples of 4096. The number
+  // of bytes read: fewer where the file was cut behind our back.
+  //   kUnavailable  the disk did not answer
+  absl::StatusOr<uint64_t> Read(uint32_t slot, uint64_t offset, std::span<std::byte> into) const;
+
+ private:
+  Segment(std::string path, int fd, const SegmentShape& shape, bool is_direct, FileCalls& calls,
+          IoBuffers& buffers);
+
+  absl::Status WriteAligned(uint64_t offset, std::span<const std::byte> bytes);
+  absl::Status Error(const char* call, uint64_t offset) const;  // From errno.
+
+  // fixed after construction
+  const std::string path_;
+  const int fd_;
+  const SegmentShape shape_;
+  const bool is_direct_;
+  FileCalls& calls_;
+  IoBuffers& buffers_;
+};
+
+}  // namespace ebbtide::storage

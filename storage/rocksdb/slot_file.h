@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who owns which slot on disk. Records of one size share segments; a segment is made on need,
+// charged while it lives, and deleted when its last slot is free. The fullest segment is filled
+// first, so that emptier ones drain. Freed slots are not reused while a reader may still look at
+// them.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "storage/byte_budget.h"
+#include "storage/rocksdb/file_calls.h"
+#include "storage/rocksdb/io_buffer.h"
+#include "storage/rocksdb/segment.h"
+#include "storage/rocksdb/tier_folder.h"
+
+namespace ebbtide::storage {
+
+// Where a record lies; what the index keeps.
+struct SlotPlace {
+  uint32_t segment = 0;
+  uint32_t slot = 0;
+  friend bool operator==(const SlotPlace&, const SlotPlace&) = default;
+};
+
+// Thread-safe.
+class SlotFiles {
+ public:
+  struct Options {
+    uint64_t segment_bytes_max = 0;  // A record that is longer has a segment of its own.
+    FileCalls& calls;
+    ByteBudget& budget;
+  };
+
+  // While it lives, slots freed after it began keep their bytes.
+  class Reading {
+   public:
+    explicit Reading(SlotFiles& files) : files_(files), epoch_(files.BeginReading()) {}
+    ~Reading() { files_.EndReading(epoch_); }
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+
+   private:
+    SlotFiles& files_;
+    const uint64_t epoch_;
+  };
+
+  SlotFiles(const TierFolder& folder, const Options& options)
+      : folder_(folder), options_(options) {}
+
+  // A slot of `slot_bytes` (a multiple of 4096), in a new segment where none has room.
+  //   kResourceExhausted  a new segment passes the budget, or the disk is full
+  //   kUnavailable        the disk did not answer
+  absl::StatusOr<SlotPlace> Allocate(uint64_t slot_bytes) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Gives a slot back, at once or when the readers of this moment are done.
+  void Free(const SlotPlace& place) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The segment of an allocated slot; null where there is none of this number.
+  std::shared_ptr<Segment> Find(uint32_t segment) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  uint32_t SlotsPerSegment(uint64_t slot_bytes) const;
+
+ private:
+  struct Holding {
+    std::shared_ptr<Segment> segment;
+    std::vector<bool> is_taken;
+    uint32_t free_slots = 0;
+  };
+  struct WithRoom {  // Orders segments: the fullest first, the oldest of equals.
+    uint32_t free_slots;
+    uint32_t id;
+    friend auto operator<=>(const WithRoom&, const WithRoom&) = default;
+  };
+  struct SizeClass {
+    absl::btree_set<WithRoom> with_room;
+    bool is_growing = false;
+  };
+  struct Freed {
+    uint64_t epoch;
+    SlotPlace place;
+  };
+  // Segments that became empty, to be deleted and released once the lock is given back.
+  using Emptied = std::vector<std::shared_ptr<Segment>>;
+
+  uint64_t BeginReading() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndReading(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
+
+  std::optional<SlotPlace> Take(SizeClass& size_class) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Return(const SlotPlace& place, Emptied& emptied) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<std::shared_ptr<Segment>> MakeSegment(const SegmentShape& shape)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // fixed after construction
+  const TierFolder& folder_;
+  const Options options_;
+
+  // synchronised by itself
+  IoBuffers buffers_;
+
+  // guarded by mu_
+  mutable absl::Mutex mu_;
+  uint32_t next_segment_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t next_epoch_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<uint32_t, Holding> segments_ ABSL_GUARDED_BY(mu_);
+  absl::node_hash_map<uint64_t, SizeClass> classes_ ABSL_GUARDED_BY(mu_);  // By slot bytes.
+  absl::btree_set<uint64_t> readers_ ABSL_GUARDED_BY(mu_);                 // Their epochs.
+  std::vector<Freed> freed_ ABSL_GUARDED_BY(mu_);                          // In order of epochs.
+};
+
+}  // namespace ebbtide::storage

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Slots by hand, then at random against a plain set of who owns what; and the bytes in them.
+
+#include "storage/rocksdb/slot_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/support/faulty_file_calls.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace ebbtide::storage {
+namespace {
+
+using test::StatusIs;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr uint64_t kSlotBytes = 16384;
+constexpr uint64_t kSegmentBytes = 4 * kSlotBytes;
+constexpr uint64_t kBudgetBytes = 64 * kSegmentBytes;
+
+class SlotFilesTest : public testing::Test {
+ protected:
+  size_t Files() const {
+    size_t files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_->path())) {
+      files += entry.path().filename().string().starts_with("slots-") ? 1u : 0u;
+    }
+    return files;
+  }
+
+  SlotPlace Take(uint64_t slot_bytes = kSlotBytes) {
+    const auto place = slots_->Allocate(slot_bytes);
+    EXPECT_OK(place);
+    return place.ok() ? *place : SlotPlace{};
+  }
+
+  test::TempFolder temp_;
+  test::FaultyFileCalls calls_;
+  ByteBudget budget_{kBudgetBytes};
+  std::unique_ptr<TierFolder> folder_ = *TierFolder::Take(temp_.path(), calls_);
+  std::optional<SlotFiles> slots_{
+      std::in_place, *folder_,
+      SlotFiles::Options{.segment_bytes_max = kSegmentBytes, .calls = calls_, .budget = budget_}};
+};
+
+TEST_F(SlotFilesTest, SegmentIsMadeOnNeedAndDeletedWhenEmpty) {
+  EXPECT_EQ(Files(), 0u);
+  std::vector<SlotPlace> places;
+  for (int i = 0; i < 5; ++i) places.push_back(Take());
+  EXPECT_EQ(Files(), 2u);
+  EXPECT_EQ(budget_.used_bytes(), 2 * kSegmentBytes);
+
+  for (int i = 0; i < 4; ++i) slots_->Free(places[static_cast<size_t>(i)]);
+  EXPECT_EQ(Files(), 1u);
+  EXPECT_EQ(budget_.used_bytes(), kSegmentBytes);
+
+  slots_->Free(places[4]);
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+TEST_F(SlotFilesTest, FullestSegmentIsFilledFirst) {
+  std::vector<SlotPlace> places;
+  for (int i = 0; i < 8; ++i) places.push_back(Take());
+  slots_->Free(places[0]);
+  slots_->Free(places[1]);
+  slots_->Free(places[6]);
+
+  EXPECT_EQ(Take(), places[6]);
+  EXPECT_EQ(Take(), places[0]);
+}
+
+TEST_F(SlotFilesTest, EachSizeHasItsOwnSegments) {
+  const SlotPlace small = Take(kSlotBytes);
+  const SlotPlace large = Take(2 * kSlotBytes);
+  const SlotPlace longer_than_a_segment = Take(3 * kSegmentBytes);
+
+  EXPECT_NE(small.segment, large.segment);
+  EXPECT_EQ(slots_->Find(small.segment)->shape().slots, 4u);
+  EXPECT_EQ(slots_->Find(large.segment)->shape().slots, 2u);
+  EXPECT_EQ(slots_->Find(longer_than_a_segment.segment)->shape().slots, 1u);
+  EXPECT_EQ(slots_->Find(999), nullptr);
+}
+
+TEST_F(SlotFilesTest, BudgetRefusesTheSegmentThatPassesIt) {
+  for (uint64_t i = 0; i < kBudgetBytes / kSlotBytes; ++i) Take();
+
+  EXPECT_THAT(slots_->Allocate(kSlotBytes),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("over budget"), HasSubstr("0 B of 4194304 B free"))));
+  EXPECT_EQ(budget_.used_bytes(), kBudgetBytes);
+}
+
+TEST_F(SlotFilesTest, FullDiskIsNamedAndLeavesNothing) {
+  calls_.allocate_error = ENOSPC;
+
+  EXPECT_THAT(slots_->Allocate(kSlotBytes),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr(temp_.path().string()), HasSubstr("No space left"))));
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+  calls_.allocate_error = 0;
+  EXPECT_OK(slots_->Allocate(kSlotBytes));
+}
+
+TEST_F(SlotFilesTest, BrokenDiskIsUnavailable) {
+  calls_.open_error = EIO;
+
+  EXPECT_THAT(slots_->Allocate(kSlotBytes), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+TEST_F(SlotFilesTest, FileSystemWithoutFallocateIsUsedAllTheSame) {
+  calls_.allocate_error = EOPNOTSUPP;
+
+  EXPECT_OK(slots_->Allocate(kSlotBytes));
+}
+
+TEST_F(SlotFilesTest, FreedSlotIsNotReusedWhileAReaderMayLookAtIt) {
+  const SlotPlace place = Take();
+  const SlotPlace other = Take();
+  {
+    const SlotFiles::Reading reading(*slots_);
+    slots_->Free(place);
+    EXPECT_NE(Take(), place);
+    const SlotFiles::Reading later(*slots_);  // Began after: it does not hold the slot back.
+  }
+  EXPECT_EQ(Take(), place);
+  EXPECT_NE(other, place);
+}
+
+TEST_F(SlotFilesTest, LaterReaderHoldsNothingBack) {
+  const SlotPlace place = Take();
+  std::optional<SlotFiles::Reading> early(*slots_);
+  slots_->Free(place);
+  const SlotFiles::Reading late(*slots_);
+  EXPECT_EQ(Files(), 1u);
+
+  early.reset();
+
+  EXPECT_EQ(Files(), 0u);
+}
+
+TEST_F(SlotFilesTest, WrittenSlotReadsBackFromAnyMemory) {
+  calls_.short_transfers = true;
+  for (const size_t shift : {0u, 8u}) {  // On 4 KiB and beside it.
+    const SlotPlace place = Take();
+    IoBuffers buffers;
+    const auto source = buffers.Lend(kSlotBytes + shift);
+    const auto target = buffers.Lend(kSlotBytes);
+    for (size_t i = 0; i < kSlotBytes; ++i) {
+      source.bytes()[shift + i] = std::byte{static_cast<uint8_t>(i * 7 + place.slot)};
+    }
+    const auto record = source.bytes().subspan(shift, kSlotBytes);
+    const std::shared_ptr<Segment> segment = slots_->Find(place.segment);
+
+    ASSERT_OK(segment->Write(place.slot, record));
+
+    const auto into = target.bytes().first(kSlotBytes);
+    ASSERT_OK_AND_ASSIGN(const uint64_t read, segment->Read(place.slot, 0, into));
+    EXPECT_EQ(read, kSlotBytes);
+    EXPECT_TRUE(std::equal(into.begin(), into.end(), record.begin()));
+  }
+}
+
+TEST_F(SlotFilesTest, CutFileIsReadAsFarAsItGoes) {
+  const SlotPlace place = Take();
+  const std::shared_ptr<Segment> segment = slots_->Find(place.segment);
+  std::filesystem::resize_file(folder_->segment_path(kSlotBytes, place.segment), 8192);
+  IoBuffers buffers;
+  const auto buffer = buffers.Lend(kSlotBytes);
+
+  ASSERT_OK_AND_ASSIGN(const uint64_t read,
+                       segment->Read(place.slot, 4096, buffer.bytes().first(8192)));
+
+  EXPECT_EQ(read, 4096u);
+}
+
+TEST_F(SlotFilesTest, RandomUseHasOneOwnerForEachSlot) {
+  test::ForEachSeed(5, [this](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<SlotPlace> held;
+    std::set<std::pair<uint32_t, uint32_t>> owned;
+    std::vector<std::unique_ptr<SlotFiles::Reading>> readings;
+    for (int step = 0; step < 1500; ++step) {
+      const uint64_t choice = random() % 100;
+      if (choice < 45) {
+        const auto place = slots_->Allocate(kSlotBytes * (1 + random() % 3));
+        if (!place.ok()) {
+          ASSERT_THAT(place, StatusIs(absl::StatusCode::kResourceExhausted));
+          continue;
+        }
+        ASSERT_TRUE(owned.insert({place->segment, place->slot}).second) << "two owners";
+        held.push_back(*place);
+      } else if (choice < 90 && !held.empty()) {
+        std::swap(held[random() % held.size()], held.back());
+        owned.erase({held.back().segment, held.back().slot});
+        slots_->Free(held.back());
+        held.pop_back();
+      } else if (choice < 95 || readings.empty()) {
+        readings.push_back(std::make_unique<SlotFiles::Reading>(*slots_));
+      } else {
+        readings.erase(readings.begin() + static_cast<ptrdiff_t>(random() % readings.size()));
+      }
+      ASSERT_LE(budget_.used_bytes(), kBudgetBytes);
+    }
+    readings.clear();
+    for (const SlotPlace& place : held) slots_->Free(place);
+    ASSERT_EQ(budget_.used_bytes(), 0u);
+    ASSERT_EQ(Files(), 0u);
+  });
+}
+
+TEST_F(SlotFilesTest, ThreadsShareOneNewSegment) {
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 4; ++thread) threads.emplace_back([this] { Take(); });
+  }
+
+  EXPECT_EQ(Files(), 1u);
+}
+
+class SlotFilesDeathTest : public SlotFilesTest {
+ protected:
+  SlotFilesDeathTest() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+};
+
+TEST_F(SlotFilesDeathTest, FreeingTwiceIsABrokenContract) {
+  const SlotPlace place = Take();
+  Take();
+  slots_->Free(place);
+
+  EXPECT_DEATH(slots_->Free(place), "a slot is freed once");
+}
+
+}  // namespace
+}  // namespace ebbtide::storage

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whose folder it is, and what may be deleted in it.
+
+#include "storage/rocksdb/tier_folder.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "storage/rocksdb/block_index.h"
+#include "tests/support/faulty_file_calls.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace ebbtide::storage {
+namespace {
+
+namespace fs = std::filesystem;
+
+using test::StatusIs;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+
+class TierFolderTest : public testing::Test {
+ protected:
+  absl::StatusOr<std::unique_ptr<TierFolder>> Take() { return TierFolder::Take(path_, calls_); }
+
+  void Touch(const fs::path& path) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << "text";
+  }
+
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path_))
+      names.push_back(entry.path().filename());
+    return names;
+  }
+
+  test::TempFolder temp_;
+  const fs::path path_ = temp_.path() / "state" / "tier";
+  test::FaultyFileCalls calls_;
+};
+
+TEST_F(TierFolderTest, IsMadeForItsOwnerAlone) {
+  ASSERT_OK_AND_ASSIGN(const auto folder, Take());
+
+  EXPECT_EQ(fs::status(path_).permissions(), fs::perms::owner_all);
+  EXPECT_THAT(Names(), UnorderedElementsAre("ebbtide.lock"));
+  EXPECT_OK(folder->CheckOwned());
+}
+
+TEST_F(TierFolderTest, SecondOwnerIsRefusedWithFolderAndProcess) {
+  ASSERT_OK_AND_ASSIGN(auto folder, Take());
+
+  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                               AllOf(HasSubstr(path_.string()),
+                                     HasSubstr(absl::StrCat("pid ", getpid())))));
+  folder.reset();
+  EXPECT_OK(Take());
+}
+
+TEST_F(TierFolderTest, FolderWithFilesOfOthersIsLeftAsItIs) {
+  Touch(path_ / "thesis.tex");
+  Touch(path_ / "slots-4096-1");
+
+  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                               AllOf(HasSubstr("2 files that are not ours"),
+                                     HasSubstr("thesis.tex"), HasSubstr("slots-4096-1"))));
+  EXPECT_THAT(Names(), UnorderedElementsAre("thesis.tex", "slots-4096-1"));
+}
+
+TEST_F(TierFolderTest, NamesWithoutOurLockProveNothing) {
+  Touch(path_ / "index" / "1" / "CURRENT");
+  Touch(path_ / "ebbtide.lock");  // Not our text in it.
+
+  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("index")));
+  EXPECT_TRUE(fs::exists(path_ / "index" / "1" / "CURRENT"));
+}
+
+TEST_F(TierFolderTest, WhatAnEarlierRunLeftIsDeleted) {
+  { ASSERT_OK(Take()); }
+  Touch(path_ / "slots-720896-12");
+  {  // A database as a killed process leaves it: copied while it was open.
+    ASSERT_OK_AND_ASSIGN(const auto index, BlockIndex::Create(path_ / "built", nullptr));
+    fs::copy(path_ / "built", path_ / "index", fs::copy_options::recursive);
+  }
+  fs::remove_all(path_ / "built");
+  fs::create_directory(path_ / "lost+found");
+  ASSERT_TRUE(fs::exists(path_ / "index" / "1" / "CURRENT"));
+
+  ASSERT_OK_AND_ASSIGN(const auto folder, Take());
+
+  EXPECT_THAT(Names(), UnorderedElementsAre("ebbtide.lock", "lost+found"));
+}
+
+TEST_F(TierFolderTest, StrangerAmongOurFilesStopsTheWipe) {
+  { ASSERT_OK(Take()); }
+  Touch(path_ / "slots-720896-12");
+  Touch(path_ / "notes.txt");
+
+  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("notes.txt")));
+  EXPECT_TRUE(fs::exists(path_ / "slots-720896-12"));
+
+  fs::remove(path_ / "notes.txt");
+  Touch(path_ / "index" / "1" / "notes.txt");
+  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("index/1")));
+  EXPECT_TRUE(fs::exists(path_ / "index" / "1" / "notes.txt"));
+}
+
+TEST_F(TierFolderTest, SlotNamesAreOursOnlyAsWeWriteThem) {
+  for (const char* name :
+       {"slots-", "slots-1", "slots-1-", "slots-1-2x", "slots--2", "slots-1-2-3"}) {
+    { ASSERT_OK(Take()); }
+    Touch(path_ / name);
+    EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(name)));
+    fs::remove(path_ / name);
+  }
+}
+
+TEST_F(TierFolderTest, VanishedFolderIsSeenAndSoIsItsReturn) {
+  ASSERT_OK_AND_ASSIGN(const auto folder, Take());
+
+  fs::rename(path_, temp_.path() / "elsewhere");
+  EXPECT_THAT(folder->CheckOwned(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr(path_.string()), HasSubstr("vanished"))));
+
+  Touch(path_ / "ebbtide.lock");  // Another folder in its place.
+  EXPECT_THAT(folder->CheckOwned(), StatusIs(absl::StatusCode::kUnavailable));
+
+  fs::remove_all(path_);
+  fs::rename(temp_.path() / "elsewhere", path_);
+  EXPECT_OK(folder->CheckOwned());
+}
+
+TEST_F(TierFolderTest, RefusedDirectIoIsToldApartFromAFullDisk) {
+  {
+    ASSERT_OK_AND_ASSIGN(const auto folder, Take());
+    EXPECT_TRUE(folder->is_direct()) << "the machine's temporary folder refuses O_DIRECT";
+  }
+  calls_.refuse_direct = true;
+  {
+    ASSERT_OK_AND_ASSIGN(const auto folder, Take());
+    EXPECT_FALSE(folder->is_direct());
+  }
+  calls_.refuse_direct = false;
+  calls_.write_error = EINVAL;  // Some file systems refuse only here.
+  {
+    ASSERT_OK_AND_ASSIGN(const auto folder, Take());
+    EXPECT_FALSE(folder->is_direct());
+  }
+  calls_.write_error = ENOSPC;
+  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("No space left")));
+  EXPECT_THAT(Names(), UnorderedElementsAre("ebbtide.lock"));
+}
+
+TEST_F(TierFolderTest, FolderThatCannotBeMadeIsNamed) {
+  Touch(temp_.path() / "file");
+
+  EXPECT_THAT(TierFolder::Take(temp_.path() / "file" / "tier", calls_),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("file/tier")));
+}
+
+}  // namespace
+}  // namespace ebbtide::storage
