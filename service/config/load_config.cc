@@ -34,9 +34,8 @@ struct NumberRule {
 // Turns what a file says into a Config, field by field.
 class Resolver {
  public:
-  Resolver(const v1::Config& said, const FieldLines& lines, const Surroundings& surroundings,
-           LoadedConfig& loaded)
-      : said_(said), lines_(lines), surroundings_(surroundings), loaded_(loaded) {}
+  Resolver(const v1::Config& said, const Surroundings& surroundings, LoadedConfig& loaded)
+      : said_(said), lines_(loaded.lines), surroundings_(surroundings), loaded_(loaded) {}
 
   void Resolve() {
     ResolveListen();
@@ -55,11 +54,7 @@ class Resolver {
     return line != lines_.end();
   }
 
-  void Mistake(const std::string& field, std::string_view what) {
-    const auto line = lines_.find(field);
-    loaded_.mistakes.push_back(
-        {line == lines_.end() ? 0 : line->second, absl::StrFormat("%s: %s", field, what)});
-  }
+  void Mistake(const std::string& field, std::string_view what) { loaded_.AddMistake(field, what); }
 
   uint64_t Number(const std::string& field, uint64_t said, const NumberRule& rule) {
     if (!IsSaid(field, rule.why)) {
@@ -235,14 +230,22 @@ LoadedConfig CannotRead(std::string_view why) {
 
 }  // namespace
 
+void LoadedConfig::AddMistake(const std::string& field, std::string_view what) {
+  const auto line = lines.find(field);
+  ConfigMistake mistake{line == lines.end() ? 0 : line->second,
+                        absl::StrFormat("%s: %s", field, what)};
+  const auto after = std::upper_bound(mistakes.begin(), mistakes.end(), mistake,
+                                      [](const auto& a, const auto& b) { return a.line < b.line; });
+  mistakes.insert(after, std::move(mistake));
+}
+
 LoadedConfig LoadConfig(std::string_view text, const Surroundings& surroundings) {
   v1::Config said;
   YamlRead read = ReadYaml(text, said);
   LoadedConfig loaded;
+  loaded.lines = std::move(read.lines);
   loaded.mistakes = std::move(read.mistakes);
-  Resolver(said, read.lines, surroundings, loaded).Resolve();
-  std::stable_sort(loaded.mistakes.begin(), loaded.mistakes.end(),
-                   [](const auto& a, const auto& b) { return a.line < b.line; });
+  Resolver(said, surroundings, loaded).Resolve();
   return loaded;
 }
 

@@ -25,11 +25,17 @@ struct ConfigMistake {
 // By field: "line 3", or "default: …" with what it was drawn from.
 using ConfigOrigins = std::map<std::string, std::string>;
 
+using FieldLines = std::map<std::string, int>;  // "server.threads" to the line that says it
+
 struct LoadedConfig {
   Config config;  // Not to be used where there are mistakes.
   ConfigOrigins origins;
+  FieldLines lines;
   std::vector<ConfigMistake> mistakes;  // In order of line.
+
   bool ok() const { return mistakes.empty(); }
+  // Adds what somebody else finds wrong with a field's value.
+  void AddMistake(const std::string& field, std::string_view what);
 };
 
 // Of the YAML in `text`, which may be empty.

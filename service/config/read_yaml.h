@@ -8,8 +8,6 @@
 
 #pragma once
 
-#include <map>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,8 +18,6 @@
 namespace ebbtide::service {
 
 inline constexpr size_t kYamlBytesMax = 64 << 10;
-
-using FieldLines = std::map<std::string, int>;  // "server.threads" to the line that says it
 
 struct YamlRead {
   FieldLines lines;

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ebbtided: flags, configuration, the daemon, signals, exit code.
+
+#include <CLI/CLI.hpp>
+#include <malloc.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "service/config/load_config.h"
+#include "service/daemon.h"
+#include "service/daemon_banner.h"
+#include "service/rpc/grpc_log.h"
+
+namespace ebbtide::service {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitBadConfiguration = 2;
+constexpr absl::Duration kTick = absl::Seconds(1);
+constexpr absl::Duration kTakeDownMax = absl::Seconds(10);
+
+constexpr char kAbout[] =
+    "ebbtided keeps the KV cache of language models inside a memory budget: tokens that matter "
+    "least\n"
+    "leave the device for host memory and RocksDB, and come back when a query needs them.\n"
+    "Without arguments it runs with defaults drawn from this machine and user.";
+
+constexpr char kMore[] = R"(
+Files
+  The configuration is YAML; every field may be left out: docs/configuration.md.
+  unix:$XDG_RUNTIME_DIR/ebbtide.sock    where it listens (else unix:/tmp/ebbtide-UID/ebbtide.sock)
+  $XDG_STATE_HOME/ebbtide/rocksdb       the RocksDB tier (else under ~/.local/state)
+
+Signals
+  SIGTERM, SIGINT   refuse new calls, finish those in progress within server.drain_ms, end
+  a second one      end without waiting for them
+
+Exit codes
+  0  ended as asked      1  failed, with the reason on standard error
+  2  wrong usage, or a configuration with mistakes, each listed with its line
+
+Examples
+  ebbtided
+  ebbtided --print-config > ebbtide.yaml
+  ebbtided --config ebbtide.yaml --check-config
+)";
+
+// Each large message would otherwise be mapped, faulted in and unmapped anew, which costs 2.5 to 4
+// times the copy itself. Freed memory is kept up to the size of the largest message by default.
+void TuneMalloc() {
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  ::mallopt(M_TOP_PAD, 64 << 20);
+}
+
+struct Flags {
+  std::string config_file;
+  bool has_config_file = false;
+  bool is_check = false;
+  bool is_print = false;
+};
+
+// SIGTERM and SIGINT, taken one by one by whoever waits. Made before any thread, which inherits the
+// mask.
+class StopSignals {
+ public:
+  StopSignals() {
+    ::sigemptyset(&set_);
+    ::sigaddset(&set_, SIGTERM);
+    ::sigaddset(&set_, SIGINT);
+    ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+
+  // The signal that came within `patience`, or 0.
+  int Wait(absl::Duration patience) const {
+    const timespec timeout = absl::ToTimespec(patience);
+    const int signal = ::sigtimedwait(&set_, nullptr, &timeout);
+    return signal > 0 ? signal : 0;
+  }
+
+  // From now on they end the process at once.
+  void Release() const { ::pthread_sigmask(SIG_UNBLOCK, &set_, nullptr); }
+
+ private:
+  sigset_t set_;
+};
+
+// Ends the process when taking it down hangs: a call that ignores its end, a disk that does not
+// answer.
+class TakeDownLimit {
+ public:
+  TakeDownLimit()
+      : thread_([this] {
+          if (!done_.WaitForNotificationWithTimeout(kTakeDownMax)) {
+            Log(LogLevel::kError, "taking the daemon down hangs; leaving it",
+                {{"waited_seconds", absl::ToInt64Seconds(kTakeDownMax)}});
+            std::_Exit(kExitFailed);
+          }
+        }) {}
+  ~TakeDownLimit() {
+    done_.Notify();
+    thread_.join();
+  }
+
+ private:
+  absl::Notification done_;
+  std::thread thread_;
+};
+
+void Drain(Daemon& daemon, absl::Duration patience, const StopSignals& signals) {
+  const absl::Duration end = SteadyClock().SinceStart() + patience;
+  daemon.StopAdmitting();
+  while (!daemon.WaitIdle(absl::Milliseconds(50))) {
+    if (signals.Wait(absl::ZeroDuration()) != 0) {
+      Log(LogLevel::kWarn, "a second signal: calls in progress are cut off");
+      return;
+    }
+    if (SteadyClock().SinceStart() >= end) {
+      Log(LogLevel::kWarn, "server.drain_ms is over: calls in progress are cut off");
+      return;
+    }
+  }
+}
+
+void PrintBanner(Daemon& daemon, const std::string& config_source, bool is_default_target) {
+  const Stats stats = daemon.GetStats();
+  const BannerFacts facts{.server = daemon.facts(),
+                          .stats = stats,
+                          .target = daemon.target(),
+                          .config_source = config_source,
+                          .pid = ::getpid(),
+                          .is_default_target = is_default_target};
+  const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
+  std::fputs((is_terminal ? BannerForPeople(facts) : BannerForPrograms(facts)).c_str(), stdout);
+  std::fflush(stdout);
+}
+
+int Serve(const LoadedConfig& loaded, const std::string& config_source) {
+  ::umask(0077);  // Files hold what users wrote.
+  const StopSignals signals;
+  ::signal(SIGPIPE, SIG_IGN);
+  SetUpLog(LogOptionsFor(loaded.config.server.log_level, stderr));
+  SendGrpcLogToOurs();
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(loaded.config);
+  if (!daemon.ok()) {
+    absl::FPrintF(stderr, "ebbtided: %s\n", daemon.status().message());
+    const bool is_configuration = daemon.status().code() == absl::StatusCode::kInvalidArgument;
+    return is_configuration ? kExitBadConfiguration : kExitFailed;
+  }
+  PrintBanner(**daemon, config_source, !loaded.lines.contains("server.listen"));
+  int signal = 0;
+  while ((signal = signals.Wait(kTick)) == 0) {
+    (*daemon)->Tick();
+  }
+  Log(LogLevel::kInfo, "stopping", {{"signal", signal == SIGTERM ? "SIGTERM" : "SIGINT"}});
+  Drain(**daemon, loaded.config.server.drain, signals);
+  signals.Release();
+  const TakeDownLimit limit;
+  daemon->reset();
+  Log(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+int Run(const Flags& flags) {
+  const Surroundings surroundings = ReadSurroundings();
+  const std::string source = flags.has_config_file ? flags.config_file : "defaults";
+  LoadedConfig loaded = flags.has_config_file ? LoadConfigFile(flags.config_file, surroundings)
+                                              : LoadConfig("", surroundings);
+  CheckWithParts(loaded);
+  if (!loaded.ok()) {
+    std::fputs(FormatMistakes(source, loaded.mistakes).c_str(), stderr);
+    return kExitBadConfiguration;
+  }
+  if (flags.is_print) {
+    absl::PrintF("# ebbtided %s, %s\n%s", EBBTIDE_VERSION, source,
+                 PrintConfig(loaded.config, loaded.origins));
+  } else if (flags.is_check) {
+    absl::PrintF("%s: no mistakes\n", source);
+  } else {
+    return Serve(loaded, source);
+  }
+  return std::fflush(stdout) == 0 ? 0 : kExitFailed;
+}
+
+}  // namespace
+}  // namespace ebbtide::service
+
+int main(int argc, char** argv) {
+  ebbtide::service::TuneMalloc();
+  CLI::App app(ebbtide::service::kAbout, "ebbtided");
+  ebbtide::service::Flags flags;
+  CLI::Option* file = app.add_option("--config", flags.config_file, "the configuration file");
+  file->option_text("FILE");
+  app.add_flag("--check-config", flags.is_check, "list every mistake of the configuration and end");
+  app.add_flag("--print-config", flags.is_print,
+               "print what the configuration resolves to, each value with its origin, and end");
+  app.set_version_flag("--version", "ebbtided " EBBTIDE_VERSION);
+  app.footer(ebbtide::service::kMore);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : ebbtide::service::kExitBadConfiguration;
+  }
+  flags.has_config_file = file->count() > 0;
+  return ebbtide::service::Run(flags);
+}
