@@ -113,17 +113,17 @@ bool RefuseMemfd() {
 }
 
 [[noreturn]] void UseArenaWithoutMemfd() {
-  if (!RefuseMemfd()) std::exit(2);
+  if (!RefuseMemfd()) std::_Exit(2);
   const auto arena = ShmArena::Create(8 * kMiB);
-  if (!arena.ok() || (*arena)->fd() != -1) std::exit(3);
+  if (!arena.ok() || (*arena)->fd() != -1) std::_Exit(3);
   const Extent extent = {.offset = kMiB, .bytes = kMiB};
   const std::vector<std::byte> bytes(kMiB, std::byte{9});
-  if (!(*arena)->Fill(extent, bytes).ok()) std::exit(4);
-  if ((*arena)->bytes(extent)[kMiB - 1] != std::byte{9}) std::exit(5);
+  if (!(*arena)->Fill(extent, bytes).ok()) std::_Exit(4);
+  if ((*arena)->bytes(extent)[kMiB - 1] != std::byte{9}) std::_Exit(5);
   (*arena)->Decommit(extent);
-  if ((*arena)->bytes(extent)[kMiB - 1] != std::byte{0}) std::exit(6);
+  if ((*arena)->bytes(extent)[kMiB - 1] != std::byte{0}) std::_Exit(6);
   std::fprintf(stderr, "arena is %s\n", std::string((*arena)->name()).c_str());
-  std::exit(0);
+  std::_Exit(0);
 }
 
 TEST_F(ShmArenaDeathTest, WithoutMemfdItIsAnonymousMemoryAndSaysSo) {
@@ -134,15 +134,15 @@ TEST_F(ShmArenaDeathTest, WithoutMemfdItIsAnonymousMemoryAndSaysSo) {
 [[noreturn]] void FillPastTheLimit() {
   const auto arena = ShmArena::Create(8 * kMiB);
   const rlimit limit = {.rlim_cur = kMiB + kMiB / 2, .rlim_max = kMiB + kMiB / 2};
-  if (!arena.ok() || setrlimit(RLIMIT_FSIZE, &limit) != 0) std::exit(2);
+  if (!arena.ok() || setrlimit(RLIMIT_FSIZE, &limit) != 0) std::_Exit(2);
   std::signal(SIGXFSZ, SIG_IGN);
   const std::vector<std::byte> bytes(kMiB, std::byte{9});
   const absl::Status status = (*arena)->Fill({.offset = kMiB, .bytes = kMiB}, bytes);
-  if (!absl::IsResourceExhausted(status)) std::exit(3);
-  if (HeldBytes(**arena) != 0) std::exit(4);  // The half that was written is given back.
-  if (!(*arena)->Fill({.offset = 0, .bytes = kMiB}, bytes).ok()) std::exit(5);
+  if (!absl::IsResourceExhausted(status)) std::_Exit(3);
+  if (HeldBytes(**arena) != 0) std::_Exit(4);  // The half that was written is given back.
+  if (!(*arena)->Fill({.offset = 0, .bytes = kMiB}, bytes).ok()) std::_Exit(5);
   std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(0);
+  std::_Exit(0);
 }
 
 TEST_F(ShmArenaDeathTest, RefusedMemoryIsAStatusAndLeavesNothingBehind) {
