@@ -61,7 +61,7 @@ TokenVerdict JudgeToken(const LayerTruth& truth, uint64_t token, size_t first_ro
                         const client::AttendResult& result) {
   TokenVerdict verdict;
   const std::span<const float> output = result.output.f32();
-  double error2_sum = 0, size2_sum = 0;
+  double error2_sum = 0, bound2_sum = 0, size2_sum = 0;
   for (uint32_t head = 0; head < truth.query_heads; ++head) {
     const size_t row = first_row + head;
     const std::span<const double> full = truth.Output(token, head);
@@ -75,6 +75,7 @@ TokenVerdict JudgeToken(const LayerTruth& truth, uint64_t token, size_t first_ro
     size2_sum += size2;
     const double error = std::sqrt(error2);
     const double bound = result.certificate.error_bound[row];
+    bound2_sum += bound * bound;
     verdict.worst_head_rel_error =
         std::max(verdict.worst_head_rel_error, Ratio(error, std::sqrt(size2)));
     if (!(error <= bound)) ++verdict.error_violations;
@@ -85,6 +86,7 @@ TokenVerdict JudgeToken(const LayerTruth& truth, uint64_t token, size_t first_ro
         ProvenMass(result.lse[row], truth.lse[at], truth.logit_slack[at], token + 1);
     if (!(mass <= result.certificate.mass_bound[row])) ++verdict.mass_violations;
   }
+  verdict.certified_rel_error = Ratio(std::sqrt(bound2_sum), std::sqrt(size2_sum));
   verdict.rel_error = Ratio(std::sqrt(error2_sum), std::sqrt(size2_sum));
   return verdict;
 }

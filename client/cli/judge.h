@@ -20,6 +20,7 @@ namespace ebbtide::cli {
 // One query token of one layer.
 struct TokenVerdict {
   double rel_error = 0;             // sqrt(sum_h |o - o_full|^2) / sqrt(sum_h |o_full|^2)
+  double certified_rel_error = 0;   // The same with the certified bounds for |o - o_full|.
   double worst_head_rel_error = 0;  // max_h |o - o_full| / |o_full|
   // Heads whose true error is above the certified bound, without tolerance; and heads whose lse
   // proves that more mass was left out than certified, rounding of f32 granted to the lse; the

@@ -94,6 +94,7 @@ class Run {
                .budget_tokens = opened.budget_tokens,
                .protected_tokens = opened.protected_tokens};
     target_ = TargetOf(opened.recall);
+    if (!target_.has_value()) target_ = spec_.target;
     const Trace& trace = score_.trace;
     for (uint64_t first = 0; first < trace.prompt_length; first += chunk_) {
       const uint64_t count = std::min<uint64_t>(chunk_, trace.prompt_length - first);
@@ -144,6 +145,7 @@ class Run {
         continue;
       }
       errors_.push_back(verdict.rel_error);
+      certified_.push_back(verdict.certified_rel_error);
       report_.worst_head_rel_error =
           std::max(report_.worst_head_rel_error, verdict.worst_head_rel_error);
       bound_over_error_.insert(bound_over_error_.end(), verdict.bound_over_error.begin(),
@@ -206,6 +208,7 @@ class Run {
 
   void Conclude() {
     report_.rel_error = Summarise(std::move(errors_));
+    report_.certified_rel_error = Summarise(std::move(certified_));
     report_.prefill_rel_error = Summarise(std::move(prefill_errors_));
     report_.bound_over_error_p50 = Summarise(std::move(bound_over_error_)).p50;
     const auto answers = static_cast<double>(step_seconds_.size() * score_.trace.layers.size());
@@ -230,7 +233,8 @@ class Run {
   uint32_t chunk_ = 0;
   std::optional<double> target_;
   RunReport report_ = {};
-  std::vector<double> errors_;          // Decode, per (step, layer).
+  std::vector<double> errors_;  // Decode, per (step, layer).
+  std::vector<double> certified_;
   std::vector<double> prefill_errors_;  // Per (token, layer).
   std::vector<double> bound_over_error_;
   std::vector<double> step_seconds_;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct RunSpec {
   std::string prefill = {};  // Empty: "exact".
   client::Budget budget = {};
   uint32_t chunk = 0;  // Tokens per prefill call; 0: what suits the prefill mode.
+  // What answers are held against where the recall mode has no target of its own.
+  std::optional<double> target = {};
 };
 
 // A trace, and the truth of each of its layers.

@@ -75,6 +75,8 @@ std::vector<Line> QualityLines() {
       {"  max", [](const auto& run) { return FormatNumber(run.rel_error.max); }},
       {"  worst head", [](const auto& run) { return FormatNumber(run.worst_head_rel_error); }},
       {"  prefill max", [](const auto& run) { return FormatNumber(run.prefill_rel_error.max); }},
+      {"  certified p50",
+       [](const auto& run) { return FormatNumber(run.certified_rel_error.p50); }},
       {"bound / error p50", [](const auto& run) { return FormatNumber(run.bound_over_error_p50); }},
       {"certificate violations",
        [](const auto& run) { return FormatCount(run.certificate_violations); }},

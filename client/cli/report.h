@@ -30,7 +30,8 @@ struct RunReport {
   uint32_t budget_tokens = 0;
   uint32_t protected_tokens = 0;
   uint64_t host_budget_bytes = 0;
-  Summary rel_error = {};  // Decode, over (step, layer).
+  Summary rel_error = {};            // Decode, over (step, layer).
+  Summary certified_rel_error = {};  // The same, as certified. In tables only.
   Summary prefill_rel_error = {};
   double worst_head_rel_error = 0;      // Decode.
   uint64_t certificate_violations = 0;  // Per query token and head, prefill and decode.

@@ -60,6 +60,7 @@ std::string FormatNumber(double number) {
 }
 
 std::string FormatPercent(double share) {
+  if (share != 0 && std::fabs(share) < 1e-5) return "< 0.001 %";
   return absl::StrFormat("%s %%", FormatNumber(100 * share));
 }
 

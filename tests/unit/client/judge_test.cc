@@ -66,6 +66,7 @@ TEST(JudgeTest, ErrorsAreRelativeToAllHeadsAndToTheWorst) {
   const TokenVerdict verdict = JudgeOne(result);
 
   EXPECT_DOUBLE_EQ(verdict.rel_error, 0.5 / std::sqrt(26.0));
+  EXPECT_DOUBLE_EQ(verdict.certified_rel_error, 1 / std::sqrt(26.0));
   EXPECT_DOUBLE_EQ(verdict.worst_head_rel_error, 0.5);
   EXPECT_EQ(verdict.error_violations, 0U);
   EXPECT_THAT(verdict.bound_over_error, testing::ElementsAre(2.0));

@@ -108,6 +108,15 @@ TEST_F(PlayerTest, ErrorsAboveTheTargetAreCounted) {
   EXPECT_EQ(run.answers_above_target, 1.0);  // Rounding to f32 alone is more.
 }
 
+TEST_F(PlayerTest, AModeWithoutATargetMayBeHeldAgainstOne) {
+  RunSpec spec = Spec("off");
+  spec.target = 1e-12;
+
+  ASSERT_OK_AND_ASSIGN(const RunReport run, Run(spec));
+
+  EXPECT_EQ(run.answers_above_target, 1.0);
+}
+
 TEST_F(PlayerTest, ABoundBelowTheErrorIsAViolation) {
   daemon_.set_faults({.bound_factor = 0.9});
 

@@ -74,6 +74,8 @@ TEST(UnitsTest, NumbersStayShort) {
   EXPECT_EQ(FormatNumber(12.44), "12.4");
   EXPECT_EQ(FormatNumber(-12.44), "-12.4");
   EXPECT_EQ(FormatPercent(0.125), "12.5 %");
+  EXPECT_EQ(FormatPercent(0), "0 %");
+  EXPECT_EQ(FormatPercent(3e-7), "< 0.001 %");
 }
 
 // A stream whose text can be read back.
