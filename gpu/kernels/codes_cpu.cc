@@ -35,7 +35,8 @@ constexpr size_t kCodesMax = static_cast<size_t>(kPageTokensMax) * kHeadDimMax;
 // Codes of all keys or all values of a page, one byte each. Written before it is read: 16 KiB of
 // zeros would cost as much as decoding.
 struct CodeBytes {
-  CodeBytes() {}  // NOLINT(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default)
+  CodeBytes() {
+  }  // NOLINT(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default): see above
   alignas(64) uint8_t code[kCodesMax + kSpillBytes];
 };
 
@@ -77,7 +78,7 @@ HWY_INLINE Channels ChannelsAt(const Box& box, int d) {
 
 // An affine map for each channel.
 struct Affine {
-  // So too. NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default)
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default): so too
   Affine() {}
   alignas(64) float first[kHeadDimMax];
   alignas(64) float step[kHeadDimMax];
