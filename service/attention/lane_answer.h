@@ -36,6 +36,7 @@ struct AbsentPage {
   int32_t absent = 0;         // Tokens of it that are not resident.
   bool is_split = false;      // Some query may not see all of them.
   bool is_lost = false;       // Its exact bytes can't be had now: it stays where it is.
+  int touched = -1;           // Where recall counts it.
   bool is_code_lost = false;  // The same of a low-bit part.
   Rung rung = Rung::kDigest;
   std::vector<int32_t> index;  // [page_tokens] absent tokens, else gpu::kNoToken

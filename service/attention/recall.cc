@@ -343,6 +343,9 @@ class Climb {
       touched_.push_back({.rung = rung, .tier = request.tier});
       found = std::prev(touched_.end());
     }
+    // A page counts once, under the last rung that was read of it; its bytes under each.
+    if (page.touched >= 0) --touched_[static_cast<size_t>(page.touched)].pages;
+    page.touched = static_cast<int>(found - touched_.begin());
     ++found->pages;
     found->bytes += request.bytes.size();
     return true;

@@ -45,7 +45,7 @@ class Simulation {
     EngineSetup setup;
     setup.device_bytes = 600 << 10;
     setup.host_bytes = (300 << 10) << (seed % 3);
-    // rocksdb later
+    setup.rocksdb_bytes = seed % 3 == 0 ? 0 : 192 << 20;
     setup.carriers = &carriers_;
     setup.wrap_host = [this, seed](storage::Tier& tier) {
       auto faulty = std::make_unique<FaultyTier>(tier, seed);

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/element.h"
+#include "storage/rocksdb/rocksdb_tier.h"
 
 namespace ebbtide::test {
 namespace {
@@ -155,6 +156,12 @@ EngineStand::EngineStand(const EngineSetup& setup)
   auto host = storage::HostTier::Create(host_budget_);
   EBBTIDE_CHECK(host.ok(), "the host tier opens");
   host_ = *std::move(host);
+  if (setup.rocksdb_bytes > 0) {
+    auto rocksdb = storage::RocksdbTier::Create(
+        {.folder = folder_.path() / "rocksdb", .budget_bytes = setup.rocksdb_bytes});
+    EBBTIDE_CHECK(rocksdb.ok(), "the RocksDB tier opens");
+    rocksdb_ = *std::move(rocksdb);
+  }
   if (setup.wrap_host) wrapped_host_ = setup.wrap_host(*host_);
   if (setup.wrap_rocksdb && rocksdb_ != nullptr) wrapped_rocksdb_ = setup.wrap_rocksdb(*rocksdb_);
   auto engine = service::Engine::Create(

@@ -27,6 +27,7 @@ namespace ebbtide::test {
 struct EngineSetup {
   uint64_t device_bytes = 64 << 20;
   uint64_t host_bytes = 64 << 20;
+  uint64_t rocksdb_bytes = 0;  // 0: none.
   int threads = 2;
   Executor* carriers = nullptr;  // Null: a thread of the stand's own.
   // Puts a decorator between the engine and a tier.
