@@ -6,6 +6,7 @@
 
 #include "service/rpc/server.h"
 
+#include <grpc/grpc.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -52,6 +53,13 @@ class PrivateFiles {
  private:
   mode_t before_;
 };
+
+// gRPC 1.51 goes down with its last server, and then waits up to 10 s for a poller of its own that
+// a long write began. With one more user it stays up until the process ends.
+void KeepGrpcUp() {
+  static const bool kIsUp = (grpc_init(), true);
+  static_cast<void>(kIsUp);
+}
 
 // gRPC logs why it can't listen and doesn't tell: try again by hand for the system's words.
 absl::Status WhyNot(const ListenConfig& listen) {
@@ -121,6 +129,7 @@ absl::Status RpcServer::Bind(const ServerConfig& config) {
 }
 
 absl::Status RpcServer::Start(const ServerConfig& config) {
+  KeepGrpcUp();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;

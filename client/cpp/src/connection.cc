@@ -30,7 +30,15 @@ namespace {
 constexpr char kReasonUrl[] = "ebbtide.dev/reason";
 constexpr char kReasonTrailer[] = "ebbtide-reason";
 
+// gRPC 1.51 goes down with its last channel, and then waits up to 10 s for a poller of its own that
+// a long write began. With one more user it stays up until the process ends.
+void KeepGrpcUp() {
+  static const bool kIsUp = (grpc_init(), true);
+  static_cast<void>(kIsUp);
+}
+
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
+  KeepGrpcUp();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);  // The daemon's limit rules; gRPC's own is 4 MiB.
   arguments.SetMaxSendMessageSize(-1);
