@@ -35,7 +35,8 @@ struct DemoPlan {
   std::string config() const;  // The file's text.
 };
 
-// The host tier takes a quarter of what `trace` needs, so that most of it lies in RocksDB.
+// The host tier takes a quarter of what `trace` needs, and the digests of the rest, so that most of
+// it lies in RocksDB.
 DemoPlan PlanDemo(const Trace& trace, const std::string& folder);
 
 // The trace that the source tree holds, seen from the program's folder or from the current one.

@@ -40,11 +40,12 @@ std::string SequenceName() {
 
 // Two traces of one name have one geometry.
 std::string ModelName(const Trace& trace) {
-  std::string name = trace.model.substr(0, 128);  // Of the 256 bytes that a name may have.
+  std::string name = trace.model.substr(0, trace.model.find(" ("));  // Where it comes from is long.
+  name.resize(std::min<size_t>(name.size(), 128));  // Of the 256 bytes that a name may have.
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
-  return absl::StrFormat("%s, %u layers, %u query and %u kv heads of %u, %s, scale %g", name,
-                         trace.layers.size(), trace.query_heads, trace.kv_heads, trace.head_dim,
+  return absl::StrFormat("%s [%ux %u/%u heads of %u, %s, scale %g]", name, trace.layers.size(),
+                         trace.query_heads, trace.kv_heads, trace.head_dim,
                          client::DtypeName(trace.dtype()), trace.scale);
 }
 
