@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ebbctl as people run it: the program itself, against daemons that it starts or finds. Exit codes,
+// what is printed, and what is left behind.
+
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/cli/daemon_process.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace ebbtide::cli {
+namespace {
+
+using nlohmann::json;
+using test::IsOkAndHolds;
+using test::StatusIs;
+using testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+constexpr char kTrace[] = EBBTIDE_TRACES "/smollm2-opticks-256.safetensors";
+
+class EbbctlTest : public testing::Test {
+ protected:
+  // ebbctl with these arguments, in the shell's words; its folder for temporary files is `tmp_`.
+  CommandLine Ebbctl(const std::string& arguments) const {
+    return {.program = "/bin/sh",
+            .arguments = {"-c", "TMPDIR='" + tmp_.string() + "' exec " EBBCTL_PATH " " + arguments +
+                                    " > " + out_ + " 2> " + err_}};
+  }
+
+  static std::string Text(const std::string& file) {
+    std::ostringstream text;
+    text << std::ifstream(file).rdbuf();
+    return text.str();
+  }
+
+  std::string Out() const { return Text(out_); }
+  std::string Err() const { return Text(err_); }
+
+  // A daemon at `socket_` that answers.
+  std::unique_ptr<DaemonProcess> StartDaemon() {
+    const std::string config = (folder_.path() / "c.yaml").string();
+    const std::string log = (folder_.path() / "daemon.log").string();
+    std::ofstream(config) << "server: {listen: '" << socket_ << "'}\n"
+                          << "device: {budget: 8MiB}\nhost: {budget: 2MiB}\n"
+                          << "rocksdb: {path: " << (folder_.path() / "r").string()
+                          << ", budget: 64MiB}\n";
+    absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon =
+        DaemonProcess::Start({.program = EBBTIDED_PATH, .arguments = {"--config", config}}, log);
+    EXPECT_OK(daemon);
+    while (*RunToEnd(Ebbctl("status --socket " + socket_)) != 0) {
+      if ((*daemon)->EndsWithin(absl::Milliseconds(20))) {
+        ADD_FAILURE() << Text(log);
+        break;
+      }
+    }
+    return *std::move(daemon);
+  }
+
+  json Replay(const std::string& arguments) {
+    EXPECT_THAT(RunToEnd(Ebbctl("replay " + std::string(kTrace) + " -o json --socket " + socket_ +
+                                " " + arguments)),
+                IsOkAndHolds(0))
+        << Err();
+    return json::parse(Out(), nullptr, /*allow_exceptions=*/false);
+  }
+
+  test::TempFolder folder_;
+  const std::filesystem::path tmp_ = folder_.path() / "tmp";
+  const std::string out_ = (folder_.path() / "out").string();
+  const std::string err_ = (folder_.path() / "err").string();
+  const std::string socket_ = "unix:" + (folder_.path() / "s").string();
+  const bool has_tmp_ = std::filesystem::create_directory(tmp_);
+};
+
+TEST_F(EbbctlTest, TheDemoIsSoundAndLeavesNothingBehind) {
+  ASSERT_THAT(RunToEnd(Ebbctl("demo --budget 50% -o json --trace " + std::string(kTrace))),
+              IsOkAndHolds(0))
+      << Err();
+
+  const json report = json::parse(Out());
+  ASSERT_EQ(report["runs"].size(), 5U);
+  for (const json& run : report["runs"]) {
+    EXPECT_EQ(run["certificate_violations"], 0) << run;
+    EXPECT_EQ(run["byte_mismatches"], 0) << run;
+    EXPECT_EQ(run["bytes_checked"], 2 * 256 * 3 * 64 * 2 * 2) << run;
+    EXPECT_GT(run["demotions"], 0) << run;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(tmp_));
+}
+
+TEST_F(EbbctlTest, AnInterruptedDemoLeavesNothingBehind) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> demo,
+                       DaemonProcess::Start(Ebbctl("demo"), "/dev/null"));
+  while (std::filesystem::is_empty(tmp_)) ASSERT_FALSE(demo->EndsWithin(absl::Milliseconds(5)));
+
+  EXPECT_THAT(demo->Stop(kLong),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("ended with exit code 1")));
+
+  EXPECT_THAT(Err(), HasSubstr("interrupted"));
+  EXPECT_TRUE(std::filesystem::is_empty(tmp_));
+}
+
+TEST_F(EbbctlTest, ABudgetOfEverythingIsFullAttentionUnderEveryPolicy) {
+  const auto daemon = StartDaemon();
+
+  const json report =
+      Replay("--budget 100% --policy streaming,snapkv+caote,h2o --recall off,exact");
+
+  ASSERT_EQ(report["runs"].size(), 6U);
+  for (const json& run : report["runs"]) {
+    EXPECT_EQ(run["demotions"], 0) << run;
+    EXPECT_EQ(run["rel_error"], report["runs"][0]["rel_error"]) << run;
+    EXPECT_LT(run["rel_error"]["max"], 1e-5) << run;
+    EXPECT_EQ(run["not_met"]["count"], 0) << run;
+  }
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
+TEST_F(EbbctlTest, BoundedRecallReachesItsTargetInEveryAnswer) {
+  const auto daemon = StartDaemon();
+
+  const json report = Replay("--budget 50% --policy snapkv+caote --recall 'bounded(0.02)'");
+
+  ASSERT_EQ(report["runs"].size(), 1U);
+  const json& run = report["runs"][0];
+  EXPECT_GT(run["demotions"], 0) << run;
+  EXPECT_EQ(run["not_met"]["count"], 0) << run;
+  EXPECT_EQ(run["answers_above_target"], 0.0) << run;
+  EXPECT_EQ(run["certificate_violations"], 0) << run;
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
+TEST_F(EbbctlTest, StatusSaysWellOnlyOfADaemonThatAnswers) {
+  EXPECT_THAT(RunToEnd(Ebbctl("status --socket " + socket_)), IsOkAndHolds(1));
+  EXPECT_THAT(Err(), HasSubstr("no daemon answers at " + socket_));
+
+  const auto daemon = StartDaemon();
+  EXPECT_THAT(RunToEnd(Ebbctl("status -o json --socket " + socket_)), IsOkAndHolds(0));
+  const json status = json::parse(Out());
+  EXPECT_EQ(status["endpoint"], socket_);
+  EXPECT_EQ(status["tiers"].size(), 3U);
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
+TEST_F(EbbctlTest, AWrongCommandLineIsTwo) {
+  for (const char* arguments : {"", "stauts", "describe", "replay", "replay x --policy h2o",
+                                "status -o yaml", "status --socket nowhere"}) {
+    EXPECT_THAT(RunToEnd(Ebbctl(arguments)), IsOkAndHolds(2)) << arguments << ": " << Err();
+  }
+}
+
+TEST_F(EbbctlTest, ConfigCheckAsksTheDaemonsParser) {
+  const std::string file = (folder_.path() / "bad.yaml").string();
+  std::ofstream(file) << "server:\n  listn: x\n";
+
+  EXPECT_THAT(RunToEnd(Ebbctl("config check " + file)), IsOkAndHolds(1));
+  EXPECT_THAT(Err(), HasSubstr(file + ":2: server.listn: unknown field"));
+
+  std::ofstream(file) << "host:\n  budget: 2MiB\n";
+  EXPECT_THAT(RunToEnd(Ebbctl("config check " + file)), IsOkAndHolds(0)) << Err();
+}
+
+}  // namespace
+}  // namespace ebbtide::cli
