@@ -71,7 +71,8 @@ rocksdb::Options IndexOptions(rocksdb::Env* env) {
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions()));
   options.max_open_files = -1;  // A few dozen; kept open, they can be read if the folder goes.
 
-  options.max_manifest_file_size = 1 * kMiB;  // Default 1 GiB, beside the budget.
+  options.max_manifest_file_size = 1 * kMiB;        // Default 1 GiB, beside the budget.
+  options.manifest_preallocation_size = kMiB / 16;  // Default 4 MiB, taken at once.
   options.keep_log_file_num = 1;
   options.stats_dump_period_sec = 0;  // No background work of an idle daemon.
   options.stats_persist_period_sec = 0;

@@ -19,10 +19,12 @@
 namespace ebbtide::storage {
 namespace {
 
-// Large enough that making and deleting files is rare, small enough that the half-empty last one is
-// a small share of the budget.
-constexpr uint64_t kSegmentBytesMax = uint64_t{64} << 20;
-constexpr uint64_t kSegmentShare = 64;  // Of the budget, where that is less.
+// Large enough that making and deleting is rare, small enough that the half-empty last one is a
+// small share of the budget; and few enough (each holds a descriptor) where the budget is large.
+uint64_t SegmentBytes(uint64_t budget_bytes) {
+  constexpr uint64_t kUsualBytes = uint64_t{64} << 20;
+  return std::max(std::min(kUsualBytes, budget_bytes / 128), budget_bytes / 256);
+}
 
 // What a record is charged beside its slot: its index entry. The same for all records of a size, so
 // that CostBytes can say how many fit; more only where pages are smaller than 4 KiB.
@@ -78,7 +80,7 @@ RocksdbTier::RocksdbTier(const RocksdbTierOptions& options, std::unique_ptr<Tier
                          std::unique_ptr<BlockIndex> index)
     : io_(options.io),
       folder_(std::move(folder)),
-      segment_bytes_max_(std::min(kSegmentBytesMax, options.budget_bytes / kSegmentShare)),
+      segment_bytes_max_(SegmentBytes(options.budget_bytes)),
       budget_(options.budget_bytes),
       slots_(*folder_, {.segment_bytes_max = segment_bytes_max_,
                         .calls = options.calls != nullptr ? *options.calls : SystemFileCalls(),
