@@ -82,10 +82,9 @@ void SlotFiles::EndReading(uint64_t epoch) {
     absl::MutexLock lock(&mu_);
     readers_.erase(epoch);
     // A slot freed before the oldest reader began cannot be in what any reader looked up.
-    const auto is_kept = [&](const Freed& freed) {
-      return !readers_.empty() && *readers_.begin() < freed.epoch;
-    };
-    const auto kept = std::find_if(freed_.begin(), freed_.end(), is_kept);
+    const uint64_t oldest = readers_.empty() ? next_epoch_ : *readers_.begin();
+    const auto kept = std::find_if(freed_.begin(), freed_.end(),
+                                   [=](const Freed& freed) { return freed.epoch > oldest; });
     for (auto it = freed_.begin(); it != kept; ++it) Return(it->place, emptied);
     freed_.erase(freed_.begin(), kept);
   }
