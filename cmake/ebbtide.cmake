@@ -56,6 +56,14 @@ function(ebbtide_test name)
     NO_PRETTY_VALUES PROPERTIES ${properties})
 endfunction()
 
+# Says in ctest's report why the tests in the sources that follow are not built.
+function(ebbtide_test_not_run name reason)
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE sources)
+  set_property(GLOBAL APPEND PROPERTY EBBTIDE_TEST_SOURCES ${sources})
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "not run: ${reason}")
+  set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "not run")
+endfunction()
+
 # One libFuzzer binary (clang, preset `fuzz`); `scripts/check fuzz` runs each for a while.
 #   ebbtide_fuzz(bytes_fuzz SRCS bytes_fuzz.cc DEPS ebbtide::base)
 function(ebbtide_fuzz name)

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/cuemu/runtime.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace {
+
+// Work in the order of issue; what has run is gone.
+struct Stream {
+  std::deque<std::function<void()>> queue;
+  uint64_t issued = 0;
+  uint64_t done = 0;
+};
+
+// Where in a stream an event stands.
+struct Event {
+  Stream* stream = nullptr;
+  uint64_t after = 0;
+};
+
+struct Device {
+  std::recursive_mutex mutex;  // Work that waits for an event runs another stream's.
+  std::set<Stream*> streams;
+  cudaError_t last = cudaSuccess;
+  bool is_broken = false;
+};
+
+Device& TheDevice() {
+  static Device* const device = new Device;
+  return *device;
+}
+
+cudaError_t Answer(cudaError_t error) {
+  Device& device = TheDevice();
+  if (error == cudaSuccess && device.is_broken) error = cudaErrorLaunchFailure;
+  if (error != cudaSuccess) device.last = error;
+  return error;
+}
+
+void RunUntil(Stream& stream, uint64_t count) {
+  while (stream.done < count) {
+    const std::function<void()> work = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    ++stream.done;
+    work();
+  }
+}
+
+void RunAll() {
+  for (Stream* const stream : TheDevice().streams) RunUntil(*stream, stream->issued);
+}
+
+Stream* Real(cudaStream_t stream) {
+  return reinterpret_cast<Stream*>(stream);
+}
+Event* Real(cudaEvent_t event) {
+  return reinterpret_cast<Event*>(event);
+}
+
+cudaError_t Allocate(void** memory, size_t bytes) {
+  const std::lock_guard lock(TheDevice().mutex);
+  if (posix_memalign(memory, 256, bytes) != 0) return Answer(cudaErrorMemoryAllocation);
+  std::memset(*memory, 0xFF, bytes);
+  return Answer(cudaSuccess);
+}
+
+// Freeing waits for the whole device, as CUDA does.
+cudaError_t Free(void* memory) {
+  const std::lock_guard lock(TheDevice().mutex);
+  RunAll();
+  std::free(memory);
+  return Answer(cudaSuccess);
+}
+
+}  // namespace
+
+namespace cuemu {
+
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
+  const std::lock_guard lock(TheDevice().mutex);
+  if (stream == nullptr) return Answer(cudaErrorInvalidResourceHandle);
+  if (!TheDevice().is_broken) {
+    Real(stream)->queue.push_back(std::move(work));
+    ++Real(stream)->issued;
+  }
+  return Answer(cudaSuccess);
+}
+
+void BreakDevice() {
+  const std::lock_guard lock(TheDevice().mutex);
+  TheDevice().is_broken = true;
+}
+void HealDevice() {
+  const std::lock_guard lock(TheDevice().mutex);
+  TheDevice().is_broken = false;
+  TheDevice().last = cudaSuccess;
+}
+
+}  // namespace cuemu
+
+// The runtime's own functions, as cuda_runtime_api.h declares them.
+// NOLINTBEGIN(readability-identifier-naming): CUDA's own names.
+extern "C" {
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  return Allocate(memory, bytes);
+}
+cudaError_t cudaFree(void* memory) {
+  return Free(memory);
+}
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
+  return Allocate(memory, bytes);
+}
+cudaError_t cudaFreeHost(void* memory) {
+  return Free(memory);
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/,
+                            cudaStream_t stream) {
+  return cuemu::Enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  return cuemu::Enqueue(stream, [=] { std::memset(memory, value, bytes); });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
+  const std::lock_guard lock(TheDevice().mutex);
+  auto* const made = new Stream;
+  TheDevice().streams.insert(made);
+  *stream = reinterpret_cast<cudaStream_t>(made);
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const std::lock_guard lock(TheDevice().mutex);
+  RunUntil(*Real(stream), Real(stream)->issued);
+  TheDevice().streams.erase(Real(stream));
+  delete Real(stream);
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const std::lock_guard lock(TheDevice().mutex);
+  RunUntil(*Real(stream), Real(stream)->issued);
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
+  const Event seen = *Real(event);
+  return cuemu::Enqueue(stream, [seen] {
+    if (seen.stream != nullptr) RunUntil(*seen.stream, seen.after);
+  });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete Real(event);
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard lock(TheDevice().mutex);
+  *Real(event) = {Real(stream), Real(stream)->issued};
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const std::lock_guard lock(TheDevice().mutex);
+  const Event& seen = *Real(event);
+  if (seen.stream != nullptr && seen.stream->done < seen.after) return cudaErrorNotReady;
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const std::lock_guard lock(TheDevice().mutex);
+  const Event& seen = *Real(event);
+  if (seen.stream != nullptr) RunUntil(*seen.stream, seen.after);
+  return Answer(cudaSuccess);
+}
+
+cudaError_t cudaGetLastError() {
+  const std::lock_guard lock(TheDevice().mutex);
+  return std::exchange(TheDevice().last, cudaSuccess);
+}
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    case cudaErrorInvalidResourceHandle:
+      return "cudaErrorInvalidResourceHandle";
+    default:
+      return "cudaErrorUnknown";
+  }
+}
+
+}  // extern "C"
+// NOLINTEND(readability-identifier-naming): back to the rules.

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What stands in for the CUDA runtime (runtime.cc): the functions that gpu/cuda calls, over this
+// machine's memory. Work on a stream runs only once somebody waits for it, as late as CUDA allows,
+// so that a wait or an event that is missing shows. Fresh memory holds 0xFF: NaNs.
+// Tested by tests/cuemu/cuemu_test.cc.
+
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <functional>
+
+namespace cuemu {
+
+// Puts `work` at the end of a stream; cudaErrorInvalidResourceHandle for the default stream, which
+// hides what waits for what.
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
+
+// From now on nothing works and every wait says so, as after a fault in a kernel. Until Heal.
+void BreakDevice();
+void HealDevice();
+
+}  // namespace cuemu
