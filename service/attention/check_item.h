@@ -18,10 +18,11 @@ namespace ebbtide::service {
 // Tokens that the item brings or asks for: the first dimension of its tensors. 0 where it has none.
 int32_t TokensOf(const StepItem& item);
 
-// Shapes, dtypes, sizes, the chunk's limit, and that every element is finite.
-//   kInvalidArgument  SHAPE_MISMATCH, DTYPE_MISMATCH, NOT_FINITE, TOO_MANY_TOKENS, QUERIES_MISSING,
-//   …:
-//                     names the field, the value and the limit
+// Layer, tensors, shapes, dtypes, sizes, positions, the chunk's limit, and that every element is
+// finite.
+//   kInvalidArgument  LAYER_OUT_OF_RANGE, TENSORS_MISSING, TOO_MANY_TOKENS, POSITIONS_MISMATCH,
+//                     SHAPE_MISMATCH, SIZE_MISMATCH, DTYPE_MISMATCH or NOT_FINITE: names the field,
+//                     the value and the limit
 absl::Status CheckItem(const OpenedSequence& sequence, const StepCall& call, const StepItem& item);
 
 // XXH3-128 of dtype, shape, k and v.
