@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One lane with its memory, filled by hand: what scorers look at, without a cache around it. Keys
+// and values are f32 rows of two channels.
+
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gpu/extent.h"
+#include "service/model/lane.h"
+#include "service/policy/lane_memory.h"
+#include "service/policy/scorer.h"
+
+namespace ebbtide::test {
+
+using Row = std::array<float, 2>;
+
+inline constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+
+class ScoredLane {
+ public:
+  static constexpr int kPage = 16;
+  static constexpr int kSlots = 128;
+  static constexpr float kScale = 1.0F;
+
+  explicit ScoredLane(int group = 1) : group_(group), lane_(kPage, kSlots) {
+    memory_.shape = {.tokens = kPage, .head_dim = 2, .dtype = gpu::Dtype::kF32};
+    frames_.resize(kSlots / kPage * memory_.shape.page_bytes());
+    memory_.frames = frames_.data();
+  }
+  ScoredLane(const ScoredLane&) = delete;
+  ScoredLane& operator=(const ScoredLane&) = delete;
+
+  int32_t length() const { return lane_.length(); }
+  service::LaneMemory& memory() { return memory_; }
+  service::Lane& lane() { return lane_; }
+
+  void Append(const Row& key, const Row& value) {
+    std::vector<int32_t> slot;
+    lane_.Append(1, &slot);
+    std::memcpy(memory_.key_slot(slot.front()), key.data(), sizeof key);
+    std::memcpy(memory_.value_slot(slot.front()), value.data(), sizeof value);
+    const float norm = std::hypot(value[0], value[1]);
+    memory_.NoteTokens({&norm, 1}, {&norm, 1}, true);
+  }
+  // Demotes and gives the slot back, as where the block is confirmed below.
+  void Remove(int32_t index) {
+    lane_.Demote(index);
+    lane_.Reclaim([](int32_t) { return true; });
+  }
+
+  service::WorkingSet set() {
+    extents_ = service::FrameExtents(memory_, lane_.slot_index());
+    return {
+        .scale = kScale, .group = group_, .extents = extents_, .slot_index = lane_.slot_index()};
+  }
+
+  // What an answer to `query` [group, queries] shows: logits of all resident tokens not after each
+  // query's own index, and their log-sum-exp.
+  struct Answer {
+    int group = 1;
+    std::vector<float> query;
+    std::vector<int32_t> query_index;
+    std::vector<int32_t> index;
+    std::vector<float> logits;
+    std::vector<float> lse;
+    std::vector<service::AttendedPart> parts;
+    bool ends_prefill_call = false;
+
+    service::Observation Seen() {
+      parts = {{.index = index, .logits = logits}};
+      return {.group = group,
+              .queries = static_cast<int>(query_index.size()),
+              .query = query,
+              .query_index = query_index,
+              .parts = parts,
+              .lse = lse,
+              .ends_prefill_call = ends_prefill_call};
+    }
+  };
+  Answer AnswerTo(const std::vector<Row>& query, const std::vector<int32_t>& query_index) const {
+    Answer answer{.group = group_,
+                  .query = {},
+                  .query_index = query_index,
+                  .index = {lane_.slot_index().begin(), lane_.slot_index().end()},
+                  .logits = {},
+                  .lse = {},
+                  .parts = {}};
+    for (size_t row = 0; row < query.size(); ++row) {
+      answer.query.insert(answer.query.end(), query[row].begin(), query[row].end());
+      double total = 0;
+      for (int32_t slot = 0; slot < kSlots; ++slot) {
+        const int32_t index = lane_.slot_index()[static_cast<size_t>(slot)];
+        if (index == gpu::kNoToken || index > query_index[row % query_index.size()]) {
+          answer.logits.push_back(kUnseen);
+          continue;
+        }
+        Row key;
+        std::memcpy(key.data(), memory_.key_slot(slot), sizeof key);
+        answer.logits.push_back(kScale * (query[row][0] * key[0] + query[row][1] * key[1]));
+        total += std::exp(static_cast<double>(answer.logits.back()));
+      }
+      answer.lse.push_back(static_cast<float>(std::log(total)));
+    }
+    return answer;
+  }
+
+  // Score of each resident token, by index; what is absent keeps its last.
+  std::vector<float> Scores(const service::Policy& policy) {
+    service::RefreshScores(policy, set(), memory_);
+    return memory_.score;
+  }
+  std::vector<int32_t> Victims(const service::Policy& policy, int32_t budget) {
+    return service::ChooseVictims(
+        policy, set(), {.budget = budget, .length = length(), .candidate_end = length()}, memory_);
+  }
+
+ private:
+  const int group_;
+  service::Lane lane_;
+  service::LaneMemory memory_;
+  std::vector<std::byte> frames_;
+  std::vector<gpu::Extent> extents_;
+};
+
+// `text` with the protection given, where the text does not say.
+inline service::Policy MakePolicy(const std::string& text, int32_t protected_tokens = 0) {
+  service::ResolvedPolicy resolved;
+  resolved.spec = *service::ParsePolicy(text);
+  resolved.protected_tokens = resolved.spec.sinks + protected_tokens;
+  return service::Policy(resolved);
+}
+
+}  // namespace ebbtide::test
