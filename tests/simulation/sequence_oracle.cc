@@ -42,11 +42,14 @@ bool SequenceOracle::Open() {
 bool SequenceOracle::Step(int32_t count, Phase phase, absl::Duration patience) {
   if (step_count_ == 0) step_count_ = count;
   for (; next_layer_ < tokens_.geometry.layers; ++next_layer_) {
-    const StepAnswer answer = worker_.Step({.layer = next_layer_,
-                                            .first = length_,
-                                            .count = step_count_,
-                                            .phase = phase,
-                                            .patience = patience});
+    const Worker::Call call = {.layer = next_layer_,
+                               .first = length_,
+                               .count = step_count_,
+                               .phase = phase,
+                               .patience = patience};
+    StepAnswer answer = worker_.Step(call);
+    // Somebody else reads this layer's pages just now: an honest worker asks again.
+    while (service::ReasonOf(answer.status) == "CALL_IN_FLIGHT") answer = worker_.Step(call);
     if (!answer.status.ok()) {
       EXPECT_EQ(answer.status.code(), absl::StatusCode::kResourceExhausted) << answer.status;
       if (next_layer_ == 0) step_count_ = 0;  // Refused as a whole: nothing changed.
@@ -120,7 +123,9 @@ void SequenceOracle::Truncate(int32_t length) {
 }
 
 void SequenceOracle::Close() {
-  ASSERT_TRUE(engine_.CloseSequence(name_).ok());
+  absl::Status closed = engine_.CloseSequence(name_);
+  while (service::ReasonOf(closed) == "CALL_IN_FLIGHT") closed = engine_.CloseSequence(name_);
+  ASSERT_TRUE(closed.ok()) << closed;
   ASSERT_TRUE(engine_.CloseSequence(name_).ok());  // Again: a no-op.
   is_open_ = false;
 }
