@@ -196,6 +196,7 @@ struct Stats {
   CountByReason answers_not_met;
   uint64_t pages_recalled = 0;
   uint64_t bytes_recalled = 0;
+  uint64_t corrupt_in_place = 0;  // Part of the host tier's corrupt_pages.
   uint64_t blocks_sealed = 0;
   uint64_t blocks_moved_down = 0;
   CountByReason refused;

@@ -222,7 +222,7 @@ Stats PlainEngine::GetStats() {
                          .used_bytes = parts_.host_budget.used_bytes(),
                          .blocks = host.blocks,
                          .tokens = tokens.host,
-                         .corrupt_pages = host.corrupt_pages,
+                         .corrupt_pages = host.corrupt_pages + stats.corrupt_in_place,
                          .digest_bytes = cache_.metadata_bytes(),
                          .degraded = false,
                          .degraded_why = "",

@@ -304,6 +304,12 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
   EBBTIDE_RETURN_IF_ERROR(result.status);
   for (const LaneAnswer& lane : lanes) work.answer.absent_pages += lane.pages().size();
   for (TouchedRung& touched : result.touched) work.answer.touched.push_back(touched);
+  cache_.Count([&](Stats& stats) {
+    for (const TouchedRung& touched : result.touched) {
+      stats.pages_recalled += touched.pages;
+      stats.bytes_recalled += touched.bytes;
+    }
+  });
   WriteTile(work, lanes, first_query);
   JudgeTile(work, lanes, first_query, result.stopped_by);
   if (observes) Observe(work, lanes, tile, first_query);

@@ -116,14 +116,22 @@ bool PageSource::FetchInPlace(PageRequest& request) {
   const PinnedBlock* block = Pinned(request.page);
   if (block == nullptr) return false;
   request.tier = TierName::kHost;
-  request.state = FetchState::kCorrupt;
-  if (!block->header.has_value()) return true;
+  if (!FindPart(*block, request)) {
+    request.state = FetchState::kCorrupt;
+    cache_.Count([](Stats& stats) { ++stats.corrupt_in_place; });
+  }
+  return true;
+}
+
+// The part within its pinned record, if it is sound.
+bool PageSource::FindPart(const PinnedBlock& block, PageRequest& request) const {
+  if (!block.header.has_value()) return false;
   const auto page =
       static_cast<uint32_t>(layer_ * sequence_->model->geometry.kv_heads + request.kv_head);
-  const storage::RecordGeometry& geometry = block->header->geometry;
-  const auto bytes = block->pin->subspan(geometry.part_offset(page, request.part),
-                                         geometry.part_bytes(request.part));
-  if (!storage::PartIsIntact(*block->header, page, request.part, bytes)) return true;
+  const storage::RecordGeometry& geometry = block.header->geometry;
+  const auto bytes = block.pin->subspan(geometry.part_offset(page, request.part),
+                                        geometry.part_bytes(request.part));
+  if (!storage::PartIsIntact(*block.header, page, request.part, bytes)) return false;
   request.bytes = bytes;
   request.state = FetchState::kOk;
   return true;

@@ -72,6 +72,7 @@ class PageSource {
   const PinnedBlock* Pinned(int32_t block);
   void FetchFromSlots(PageRequest& request);
   bool FetchInPlace(PageRequest& request);
+  bool FindPart(const PinnedBlock& block, PageRequest& request) const;
   void FetchStaged(std::span<PageRequest*> requests);
   std::span<std::byte> Stage(size_t bytes);
 

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,14 @@
 
 #include "service/reason.h"
 #include "tests/support/engine_stand.h"
+#include "tests/support/faulty_tier.h"
 #include "tests/support/status_matchers.h"
 
 namespace ebbtide::service {
 namespace {
 
 using test::EngineStand;
+using test::FaultyTier;
 using test::SmallGeometry;
 using test::Tokens;
 using test::Worker;
@@ -161,6 +164,61 @@ TEST_F(EngineTest, RecallOffIsCertifiedTruly) {
 
   EXPECT_GT(worst, 0.02);  // Discarding costs: that is what recall is for.
   EXPECT_EQ(violations, 0);
+}
+
+TEST_F(EngineTest, WhatAnswersReadIsCounted) {
+  Worker worker(engine_.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  double worst = 0;
+  int violations = 0;
+  Run(worker, 128, 140, &worst, &violations);
+  engine_.Settle();
+  const Stats before = engine_.engine().GetStats();
+
+  const StepAnswer answer = worker.Step({.first = 140});
+
+  uint64_t pages = 0;
+  uint64_t bytes = 0;
+  for (const TouchedRung& touched : answer.touched) {
+    pages += touched.pages;
+    bytes += touched.bytes;
+  }
+  EXPECT_EQ(pages, answer.absent_pages);
+  EXPECT_GT(bytes, 0U);
+  const Stats after = engine_.engine().GetStats();
+  EXPECT_EQ(after.pages_recalled - before.pages_recalled, pages);
+  EXPECT_EQ(after.bytes_recalled - before.bytes_recalled, bytes);
+}
+
+TEST_F(EngineTest, PagesFoundDamagedInHostMemoryAreCountedAndNeverUsed) {
+  FaultyTier* host = nullptr;
+  EngineStand stand({.wrap_host = [&](storage::Tier& tier) {
+    auto faulty = std::make_unique<FaultyTier>(tier, 7);
+    host = faulty.get();
+    host->Set({.flipped = 1});
+    return faulty;
+  }});
+  Worker worker(stand.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  for (int32_t first = 0; first < 128; first += 32) {
+    ASSERT_OK(worker.StepAllLayers({.first = first, .count = 32, .phase = Phase::kPrefill}).status);
+    stand.Settle();
+  }
+  ASSERT_GT(host->damaged_records(), 0U);
+
+  uint64_t not_met = 0;
+  for (int layer = 0; layer < tokens_.geometry.layers; ++layer) {
+    const StepAnswer answer = worker.Step({.layer = layer, .first = 128});
+    ASSERT_OK(answer.status);
+    EXPECT_EQ(ErrorsOf(answer, tokens_, layer, 128, 1).violations, 0);
+    not_met += answer.certificate.met[0] == 0 ? 1 : 0;
+  }
+
+  EXPECT_GT(not_met, 0U);
+  const Stats stats = stand.engine().GetStats();
+  EXPECT_GT(stats.tiers[1].corrupt_pages, 0U);
+  EXPECT_EQ(stats.answers_not_met.at("CORRUPT_PAGE"), not_met);
 }
 
 TEST_F(EngineTest, RepeatedCallIsReplayedAndChangesNothing) {
