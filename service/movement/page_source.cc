@@ -63,6 +63,8 @@ void PageSource::Fetch(std::span<PageRequest> requests) {
   std::vector<Block> places = cache_.Places(sequence_);
   std::vector<PageRequest*> below;
   for (PageRequest& request : requests) {
+    request.bytes = {};
+    request.state = FetchState::kMissing;
     const Block& block = places[static_cast<size_t>(request.page)];
     if (block.stage != BlockStage::kSealed) {
       FetchFromSlots(request);
@@ -138,7 +140,7 @@ bool PageSource::FindPart(const PinnedBlock& block, PageRequest& request) const 
 }
 
 void PageSource::FetchStaged(std::span<PageRequest*> requests) {
-  if (requests.empty()) return;
+  if (requests.empty() || tiers_.rocksdb == nullptr) return;
   const Model& model = *sequence_->model;
   const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
   std::vector<storage::PageRead> reads;
@@ -150,10 +152,10 @@ void PageSource::FetchStaged(std::span<PageRequest*> requests) {
          .part = request->part,
          .into = Stage(geometry.part_bytes(request->part))});
   }
-  const bool answered = tiers_.rocksdb != nullptr && tiers_.rocksdb->Read(reads).ok();
+  const bool answered = tiers_.rocksdb->Read(reads).ok();
   for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i]->bytes = reads[i].into;
     requests[i]->state = answered ? StateOf(reads[i].state) : FetchState::kUnavailable;
+    if (requests[i]->state == FetchState::kOk) requests[i]->bytes = reads[i].into;
   }
 }
 

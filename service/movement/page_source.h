@@ -27,9 +27,9 @@ enum class FetchState : uint8_t { kOk, kMissing, kCorrupt, kUnavailable };
 struct PageRequest {
   int kv_head = 0;
   int32_t page = 0;
-  storage::PagePart part = storage::PagePart::kExact;
+  storage::PagePart part = storage::PagePart::kExact;  // kExact afterwards where from slots.
   // Out:
-  std::span<const std::byte> bytes = {};  // Valid until the next Fetch.
+  std::span<const std::byte> bytes = {};  // Valid until the next Fetch; empty unless kOk.
   TierName tier = TierName::kHost;        // kDevice: gathered from slots.
   FetchState state = FetchState::kMissing;
 };
