@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A cache with its mover over tiers in memory that fail on demand, where time, carriers and tokens
+// are the test's. Whatever is below the host stands in for RocksDB: the mover knows tiers by their
+// contract.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "service/cache.h"
+#include "service/movement/mover.h"
+#include "storage/byte_budget.h"
+#include "storage/host/host_tier.h"
+#include "tests/support/engine_stand.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/faulty_tier.h"
+#include "tests/support/stepped_executor.h"
+
+namespace ebbtide::test {
+
+struct CacheSetup {
+  uint64_t device_bytes = 8 << 20;
+  int32_t host_blocks = 100;  // Records that the host's budget has room for.
+  int32_t below_blocks = 0;   // 0: no tier below.
+  size_t queue_limit = 1024;  // Of the carriers.
+};
+
+class CacheStand {
+ public:
+  explicit CacheStand(const CacheSetup& setup = {});
+
+  service::Cache& cache() { return cache_; }
+  service::Mover& mover() { return mover_; }
+  const service::LowerTiers& tiers() const { return tiers_; }
+  FakeClock& clock() { return clock_; }
+  SteppedExecutor& carriers() { return carriers_; }
+  FaultyTier& host() { return host_; }
+  FaultyTier& below() { return below_; }
+  storage::ByteBudget& host_budget() { return host_budget_; }
+  std::span<const std::byte> pool() const { return pool_; }
+  const Tokens& tokens() const { return tokens_; }
+  uint64_t record_bytes() const;
+  // What one record takes of the host's budget.
+  uint64_t host_cost() const { return host_tier_->CostBytes(record_bytes()); }
+
+  service::SequenceRef Open(const std::string& name, int32_t budget_tokens = 64,
+                            int32_t chunk_tokens = 512);
+  service::Ticket Begin(const std::string& name, uint32_t layer, uint64_t first, int32_t tokens);
+  // The tokens take slots and lie in them; what they need is charged to nobody.
+  void Place(const service::Ticket& ticket, const std::vector<int32_t>& victims = {});
+  // Whether blocks became complete.
+  bool Finish(const service::Ticket& ticket);
+  // All layers of a step; `victims` leave every lane first.
+  void Append(const std::string& name, uint64_t first, int32_t tokens,
+              const std::vector<int32_t>& victims = {});
+  // Closes as the engine does.
+  void Close(const std::string& name);
+  // Kicks the mover and runs carriers until none waits.
+  void Carry();
+
+  service::Block PlaceOf(const service::SequenceRef& sequence, size_t block) {
+    return cache_.Places(sequence)[block];
+  }
+  // The page that `block` should be in a lane: [K tokens x d][V tokens x d].
+  std::vector<std::byte> Page(int layer, int kv_head, int32_t block) const;
+
+ private:
+  Tokens tokens_{.geometry = SmallGeometry()};
+  FakeClock clock_;
+  SteppedExecutor carriers_;
+  std::vector<std::byte> pool_;
+  storage::ByteBudget host_budget_;
+  storage::ByteBudget below_budget_;
+  std::unique_ptr<storage::HostTier> host_tier_;
+  std::unique_ptr<storage::HostTier> below_tier_;
+  FaultyTier host_;
+  FaultyTier below_;
+  service::LowerTiers tiers_;
+  service::Cache cache_;
+  service::Mover mover_;
+};
+
+}  // namespace ebbtide::test

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/movement/page_source.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "gpu/kernels/codes.h"
+#include "tests/support/status_matchers.h"
+#include "tests/unit/service/cache_stand.h"
+
+namespace ebbtide::service {
+namespace {
+
+using storage::PagePart;
+using test::CacheStand;
+using testing::IsEmpty;
+
+constexpr int kLayer = 1;
+
+std::vector<std::byte> Copy(std::span<const std::byte> bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+// Four complete blocks and the beginning of a fifth, all in slots until the test carries them.
+class PageSourceTest : public testing::Test {
+ protected:
+  PageSourceTest() : sequence_(stand_.Open("a")) { stand_.Append("a", 0, 70); }
+
+  std::unique_ptr<PageSource> MakeSource(bool has_below = true) {
+    LowerTiers tiers = stand_.tiers();
+    return std::make_unique<PageSource>(
+        stand_.cache(),
+        has_below ? tiers : LowerTiers{.host = tiers.host, .host_budget = tiers.host_budget},
+        staging_, sequence_, kLayer);
+  }
+
+  // Block `block` goes to the tier below, as the mover takes it there.
+  void MoveDown(int32_t block) {
+    ASSERT_EQ(stand_.cache().PlanMoveDown()->block, block);
+    const CarryPlan plan{.sequence = sequence_, .block = block, .key = sequence_->facts.key(block)};
+    const storage::BlockPin pin = stand_.host().Pin(plan.key);
+    const storage::BlockWrite write{.key = plan.key, .record = *pin};
+    ASSERT_OK(stand_.below().Write({&write, 1}));
+    stand_.cache().CommitMoveDown(plan, CarryOutcome::kMoved);
+    ASSERT_OK(stand_.host().Erase({&plan.key, 1}));
+  }
+
+  static PageRequest Fetch(PageSource& source, PageRequest request) {
+    source.Fetch({&request, 1});
+    return request;
+  }
+
+  CacheStand stand_{{.below_blocks = 100}};
+  Staging staging_{1 << 20};
+  SequenceRef sequence_;
+};
+
+TEST_F(PageSourceTest, PartsHaveTheirRecordsSizes) {
+  const auto source = MakeSource();
+  const gpu::PageShape shape = stand_.tokens().geometry.page_shape();
+
+  EXPECT_EQ(source->bytes_of(PagePart::kExact), shape.page_bytes());
+  EXPECT_EQ(source->bytes_of(PagePart::kCoarse), gpu::CoarseBytes(shape));
+  EXPECT_EQ(source->bytes_of(PagePart::kFine), gpu::FineBytes(shape));
+  EXPECT_EQ(source->group_bytes(), (1U << 20) / Staging::kShares);
+}
+
+TEST_F(PageSourceTest, PageInTheHostTierIsReadInPlace) {
+  stand_.Carry();
+  const auto source = MakeSource();
+
+  const PageRequest request = Fetch(*source, {.kv_head = 1, .page = 2});
+
+  EXPECT_EQ(request.state, FetchState::kOk);
+  EXPECT_EQ(request.tier, TierName::kHost);
+  EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, 1, 2));
+  const storage::BlockPin record = stand_.host().Pin(sequence_->facts.key(2));
+  EXPECT_GE(request.bytes.data(), record->data());
+  EXPECT_LE(request.bytes.data() + request.bytes.size(), record->data() + record->size());
+}
+
+TEST_F(PageSourceTest, EveryLaneHasItsOwnPage) {
+  stand_.Carry();
+  const auto source = MakeSource();
+  std::vector<PageRequest> requests;
+  for (int32_t page = 0; page < 4; ++page) {
+    for (int head = 0; head < 2; ++head) requests.push_back({.kv_head = head, .page = page});
+  }
+
+  source->Fetch(requests);
+
+  for (const PageRequest& request : requests) {
+    ASSERT_EQ(request.state, FetchState::kOk);
+    EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, request.kv_head, request.page));
+  }
+}
+
+TEST_F(PageSourceTest, CodesAreTheirPartsOfTheRecord) {
+  stand_.Carry();
+  const Model& model = *sequence_->model;
+  const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
+  const storage::BlockPin record = stand_.host().Pin(sequence_->facts.key(0));
+  const uint32_t page = kLayer * 2 + 1;
+  const auto from_host = MakeSource();
+  MoveDown(0);
+  const auto from_below = MakeSource();
+  for (const PagePart part : {PagePart::kCoarse, PagePart::kFine}) {
+    const auto bytes = record->subspan(geometry.part_offset(page, part), geometry.part_bytes(part));
+
+    const PageRequest staged = Fetch(*from_below, {.kv_head = 1, .page = 0, .part = part});
+
+    EXPECT_EQ(staged.state, FetchState::kOk);
+    EXPECT_EQ(staged.part, part);
+    EXPECT_EQ(Copy(staged.bytes), Copy(bytes));
+    EXPECT_EQ(Fetch(*from_host, {.kv_head = 1, .page = 1, .part = part}).state, FetchState::kOk);
+  }
+}
+
+TEST_F(PageSourceTest, PageBelowIsStaged) {
+  stand_.Carry();
+  MoveDown(0);
+  const auto source = MakeSource();
+
+  const PageRequest request = Fetch(*source, {.kv_head = 0, .page = 0});
+
+  EXPECT_EQ(request.state, FetchState::kOk);
+  EXPECT_EQ(request.tier, TierName::kRocksdb);
+  EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, 0, 0));
+}
+
+TEST_F(PageSourceTest, PageWithoutACopyBelowIsGatheredFromItsSlotsExactly) {
+  stand_.Append("a", 70, 1, {3, 5, 20});  // Demoted, but their blocks are not sealed.
+  const auto source = MakeSource();
+
+  const PageRequest request = Fetch(*source, {.kv_head = 1, .page = 0, .part = PagePart::kCoarse});
+
+  EXPECT_EQ(request.state, FetchState::kOk);
+  EXPECT_EQ(request.tier, TierName::kDevice);
+  EXPECT_EQ(request.part, PagePart::kExact);  // There are no codes yet; the bytes are at hand.
+  EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, 1, 0));
+}
+
+TEST_F(PageSourceTest, OneFetchReachesEveryTier) {
+  stand_.Carry();
+  MoveDown(0);
+  stand_.Append("a", 70, 10);  // Completes block 4, which nobody carries.
+  const auto source = MakeSource();
+  std::vector<PageRequest> requests = {{.kv_head = 0, .page = 4},
+                                       {.kv_head = 1, .page = 0},
+                                       {.kv_head = 0, .page = 2},
+                                       {.kv_head = 0, .page = 0}};
+
+  source->Fetch(requests);
+
+  const std::vector<TierName> tiers = {TierName::kDevice, TierName::kRocksdb, TierName::kHost,
+                                       TierName::kRocksdb};
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(requests[i].state, FetchState::kOk);
+    EXPECT_EQ(requests[i].tier, tiers[i]) << i;
+    EXPECT_EQ(Copy(requests[i].bytes), stand_.Page(kLayer, requests[i].kv_head, requests[i].page));
+  }
+}
+
+TEST_F(PageSourceTest, EveryDamagedPartIsCorruptAndNoOther) {
+  stand_.host().Set({.flipped = 1});  // One bit of each record's parts.
+  stand_.Carry();
+  int corrupt = 0;
+  int sound = 0;
+  for (int layer = 0; layer < 2; ++layer) {
+    PageSource source(stand_.cache(), stand_.tiers(), staging_, sequence_, layer);
+    for (int32_t page = 0; page < 4; ++page) {
+      for (int head = 0; head < 2; ++head) {
+        for (const PagePart part : {PagePart::kExact, PagePart::kCoarse, PagePart::kFine}) {
+          const PageRequest request = Fetch(source, {.kv_head = head, .page = page, .part = part});
+          EXPECT_EQ(request.tier, TierName::kHost);
+          if (request.state == FetchState::kCorrupt) {
+            EXPECT_THAT(request.bytes, IsEmpty());
+            ++corrupt;
+          } else {
+            EXPECT_EQ(request.state, FetchState::kOk);
+            ++sound;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(corrupt, 4);  // Of each block, the part that the bit is in.
+  EXPECT_EQ(sound, 4 * 2 * 2 * 3 - 4);
+}
+
+TEST_F(PageSourceTest, RecordWithADamagedHeaderIsCorrupt) {
+  stand_.Carry();
+  const storage::BlockPin record = stand_.host().Pin(sequence_->facts.key(1));
+  // The memory is the host tier's own and writable; a stray write hits it.
+  const_cast<std::byte&>((*record)[40]) ^= std::byte{1};
+  const auto source = MakeSource();
+
+  const PageRequest request = Fetch(*source, {.kv_head = 0, .page = 1});
+
+  EXPECT_EQ(request.state, FetchState::kCorrupt);
+  EXPECT_EQ(request.tier, TierName::kHost);
+  EXPECT_THAT(request.bytes, IsEmpty());
+  EXPECT_EQ(Fetch(*source, {.kv_head = 0, .page = 2}).state, FetchState::kOk);
+}
+
+TEST_F(PageSourceTest, DamageBelowIsCorruptAndHandsOutNothing) {
+  stand_.Carry();
+  stand_.below().Set({.torn = 1});
+  MoveDown(0);
+  stand_.below().Set({});
+  const auto source = MakeSource();
+  int corrupt = 0;
+  for (const PagePart part : {PagePart::kExact, PagePart::kCoarse, PagePart::kFine}) {
+    const PageRequest request = Fetch(*source, {.kv_head = 1, .page = 0, .part = part});
+    if (request.state != FetchState::kCorrupt) continue;
+    ++corrupt;
+    EXPECT_EQ(request.tier, TierName::kRocksdb);
+    EXPECT_THAT(request.bytes, IsEmpty());
+  }
+  EXPECT_GE(corrupt, 1);  // The last lane's fine codes end the record: torn, whatever the seed.
+}
+
+TEST_F(PageSourceTest, TierThatDoesNotAnswerIsUnavailableForNow) {
+  stand_.Carry();
+  MoveDown(0);
+  const auto source = MakeSource();
+  std::vector<PageRequest> requests = {{.kv_head = 0, .page = 0}, {.kv_head = 0, .page = 1}};
+
+  stand_.below().Set({.refuse = 1});
+  source->Fetch(requests);
+
+  EXPECT_EQ(requests[0].state, FetchState::kUnavailable);
+  EXPECT_EQ(requests[0].tier, TierName::kRocksdb);
+  EXPECT_THAT(requests[0].bytes, IsEmpty());
+  EXPECT_EQ(requests[1].state, FetchState::kOk);  // The host tier's is not held up.
+  stand_.below().Set({});
+  source->Fetch(requests);
+  EXPECT_EQ(requests[0].state, FetchState::kOk);
+}
+
+TEST_F(PageSourceTest, BlockThatNoTierHoldsIsMissing) {
+  stand_.Carry();
+  const storage::BlockKey key = sequence_->facts.key(0);
+  ASSERT_OK(stand_.host().Erase({&key, 1}));
+
+  for (const bool has_below : {true, false}) {
+    const auto source = MakeSource(has_below);
+    const PageRequest request = Fetch(*source, {.kv_head = 0, .page = 0});
+
+    EXPECT_EQ(request.state, FetchState::kMissing) << has_below;
+    EXPECT_THAT(request.bytes, IsEmpty()) << has_below;
+  }
+}
+
+TEST_F(PageSourceTest, BlockThatMovedDownSinceItsPlaceWasAskedIsFound) {
+  stand_.Carry();
+  const storage::BlockKey key = sequence_->facts.key(0);
+  const storage::BlockPin pin = stand_.host().Pin(key);
+  const storage::BlockWrite write{.key = key, .record = *pin};
+  ASSERT_OK(stand_.below().Write({&write, 1}));
+  ASSERT_OK(stand_.host().Erase({&key, 1}));  // The cache still says: host.
+  const auto source = MakeSource();
+
+  const PageRequest request = Fetch(*source, {.kv_head = 1, .page = 0});
+
+  EXPECT_EQ(request.state, FetchState::kOk);
+  EXPECT_EQ(request.tier, TierName::kRocksdb);
+  EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, 1, 0));
+}
+
+TEST_F(PageSourceTest, BytesInPlaceOutliveTheirBlockUntilTheNextFetch) {
+  stand_.Carry();
+  const auto source = MakeSource();
+  const PageRequest request = Fetch(*source, {.kv_head = 0, .page = 0});
+  const storage::BlockKey key = sequence_->facts.key(0);
+  const uint64_t used_bytes = stand_.host_budget().used_bytes();
+
+  ASSERT_OK(stand_.host().Erase({&key, 1}));
+
+  EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, 0, 0));
+  EXPECT_EQ(stand_.host_budget().used_bytes(), used_bytes);  // Pinned memory stays charged.
+  Fetch(*source, {.kv_head = 0, .page = 1});
+  EXPECT_EQ(stand_.host_budget().used_bytes(), used_bytes - stand_.host_cost());
+}
+
+TEST_F(PageSourceTest, SourceHoldsOneShareOfStagingWhileItLives) {
+  stand_.Carry();
+  std::vector<std::unique_ptr<PageSource>> sources;
+  for (int i = 0; i < Staging::kShares; ++i) {
+    sources.push_back(MakeSource());
+    Fetch(*sources.back(), {.kv_head = 0, .page = 0});
+    Fetch(*sources.back(), {.kv_head = 0, .page = 1});
+  }
+  const auto unused = MakeSource();  // Takes nothing before its first fetch.
+  std::atomic<bool> is_given_back = false;
+  std::thread waiting([&] {
+    const auto another = MakeSource();
+    Fetch(*another, {.kv_head = 0, .page = 0});
+    EXPECT_TRUE(is_given_back);
+  });
+
+  is_given_back = true;
+  sources.pop_back();
+
+  waiting.join();
+  for (int i = 0; i + 1 < Staging::kShares; ++i) sources.pop_back();
+  for (int i = 0; i < Staging::kShares; ++i) staging_.TakeShare();  // All are back.
+}
+
+}  // namespace
+}  // namespace ebbtide::service
