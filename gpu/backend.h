@@ -19,7 +19,12 @@
 #include "gpu/device_buffer.h"
 #include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/bound.h"
+#include "gpu/kernels/codes.h"
+#include "gpu/kernels/damage.h"
+#include "gpu/kernels/digest.h"
 #include "gpu/kernels/gather.h"
+#include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
 
@@ -36,11 +41,29 @@ class Stream {
   virtual absl::Status Wait() = 0;
 };
 
+// FastCAOTE, whose args are those of damage (damage.h).
+struct FastDamage {
+  std::span<const DamageArgs> lanes;
+};
+
+// Zeroes `bytes`: memory that its next owner must not read another's tokens in.
+struct ZeroArgs {
+  std::span<std::byte> bytes;
+};
+
 // One operation over lanes, of which none writes what another touches. A vector of args converts:
 //   backend.Run(*stream, attends)
-using Batch = std::variant<std::span<const AppendArgs>, std::span<const AttendArgs>,
-                           std::span<const GatherArgs>, std::span<const MassArgs>,
-                           std::span<const MergeArgs>>;
+//
+// Arrays that args name, extents and slots among them, may lie anywhere: in memory from Allocate,
+// which the device works on where it lies, or in the caller's, which it is brought from and back
+// to. Whoever has much of the former and little of the latter moves few bytes.
+using Batch = std::variant<
+    std::span<const AppendArgs>, std::span<const AttendArgs>, std::span<const BoundArgs>,
+    std::span<const CodeErrorArgs>, std::span<const DamageArgs>, FastDamage,
+    std::span<const DecodeArgs>, std::span<const DigestArgs>, std::span<const EncodeArgs>,
+    std::span<const GatherArgs>, std::span<const GeometryArgs>, std::span<const MassArgs>,
+    std::span<const MergeArgs>, std::span<const ValueDistanceArgs>,
+    std::span<const WeightedValueArgs>, std::span<const ZeroArgs>>;
 
 // Thread-safe; a stream belongs to one thread at a time.
 class Backend {
@@ -60,10 +83,12 @@ class Backend {
 
   virtual absl::StatusOr<std::unique_ptr<Stream>> MakeStream() = 0;
 
-  // Runs `batch` in stream order; the args and what they point to must stay until Wait. A simulated
-  // device is done on return. Gives the same bits for any number of threads and any company in the
-  // batch. A broken contract (a span of the wrong size) stops the process.
-  //   kUnavailable  the device failed
+  // Runs `batch` in stream order: it reads what those before it on the stream wrote. The args and
+  // what they point to must stay until Wait, and what was written may be read by others than the
+  // stream only then. Gives the same bits for any number of threads and any company in the batch. A
+  // broken contract (a span of the wrong size) stops the process.
+  //   kResourceExhausted  the device has no room for what is brought; some lanes may have run
+  //   kUnavailable        the device failed
   virtual absl::Status Run(Stream& stream, const Batch& batch) = 0;
 };
 

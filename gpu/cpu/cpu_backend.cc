@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -24,22 +25,40 @@ class CpuStream final : public Stream {
   absl::Status Wait() override { return absl::OkStatus(); }
 };
 
-// Runs one operation on each lane.
-template <class Args>
-void RunEach(std::span<const Args> lanes, void (*operation)(const Args&), ParallelFor& threads) {
-  threads.Run(static_cast<int>(lanes.size()),
-              [&](int lane) { operation(lanes[static_cast<size_t>(lane)]); });
+void ZeroCpu(const ZeroArgs& args) {
+  std::ranges::fill(args.bytes, std::byte{});
 }
 
 // How each kind of batch is run.
 struct Runner {
   ParallelFor& threads;
 
-  void operator()(std::span<const AppendArgs> lanes) const { RunEach(lanes, &AppendCpu, threads); }
   void operator()(std::span<const AttendArgs> lanes) const { AttendLanes(lanes, threads); }
-  void operator()(std::span<const GatherArgs> lanes) const { RunEach(lanes, &GatherCpu, threads); }
-  void operator()(std::span<const MassArgs> lanes) const { RunEach(lanes, &MassCpu, threads); }
-  void operator()(std::span<const MergeArgs> lanes) const { RunEach(lanes, &MergeCpu, threads); }
+  void operator()(const FastDamage& batch) const { Each(batch.lanes, &FastDamageCpu); }
+  void operator()(std::span<const AppendArgs> lanes) const { Each(lanes, &AppendCpu); }
+  void operator()(std::span<const BoundArgs> lanes) const { Each(lanes, &BoundCpu); }
+  void operator()(std::span<const CodeErrorArgs> lanes) const { Each(lanes, &CodeErrorsCpu); }
+  void operator()(std::span<const DamageArgs> lanes) const { Each(lanes, &DamageCpu); }
+  void operator()(std::span<const DecodeArgs> lanes) const { Each(lanes, &DecodeCpu); }
+  void operator()(std::span<const DigestArgs> lanes) const { Each(lanes, &DigestCpu); }
+  void operator()(std::span<const EncodeArgs> lanes) const { Each(lanes, &EncodeCpu); }
+  void operator()(std::span<const GatherArgs> lanes) const { Each(lanes, &GatherCpu); }
+  void operator()(std::span<const GeometryArgs> lanes) const { Each(lanes, &KeyDiffCpu); }
+  void operator()(std::span<const MassArgs> lanes) const { Each(lanes, &MassCpu); }
+  void operator()(std::span<const MergeArgs> lanes) const { Each(lanes, &MergeCpu); }
+  void operator()(std::span<const ValueDistanceArgs> lanes) const {
+    Each(lanes, &ValueDistanceCpu);
+  }
+  void operator()(std::span<const WeightedValueArgs> lanes) const {
+    Each(lanes, &WeightedValueCpu);
+  }
+  void operator()(std::span<const ZeroArgs> ranges) const { Each(ranges, &ZeroCpu); }
+
+  template <class Args>
+  void Each(std::span<const Args> lanes, void (*operation)(const Args&)) const {
+    threads.Run(static_cast<int>(lanes.size()),
+                [&](int lane) { operation(lanes[static_cast<size_t>(lane)]); });
+  }
 };
 
 }  // namespace

@@ -31,7 +31,8 @@ void UseHeader(const RecordHeader& header, std::span<const std::byte> bytes) {
     sum += header.part_checksum(page, ebbtide::storage::PagePart::kExact);
     const uint64_t offset = header.geometry.part_offset(page, ebbtide::storage::PagePart::kExact);
     if (offset + header.geometry.page_bytes <= bytes.size()) {
-      sum += ebbtide::storage::PartIsIntact(header, page, ebbtide::storage::PagePart::kExact, bytes.subspan(offset, header.geometry.page_bytes));
+      sum += ebbtide::storage::PartIsIntact(header, page, ebbtide::storage::PagePart::kExact,
+                                            bytes.subspan(offset, header.geometry.page_bytes));
     }
   }
   volatile uint64_t sink = sum;

@@ -76,8 +76,8 @@ std::vector<std::byte> FaultyTier::Damage(std::span<const std::byte> record) {
   if (!header.ok()) return {};  // The tier below refuses it anyway.
   const RecordGeometry& geometry = header->geometry;
   const uint64_t pages_begin = geometry.header_bytes();
-  const uint64_t pages_end =
-      geometry.part_offset(0, storage::PagePart::kFine) + uint64_t{geometry.pages()} * geometry.fine_bytes;
+  const uint64_t pages_end = geometry.part_offset(0, storage::PagePart::kFine) +
+                             uint64_t{geometry.pages()} * geometry.fine_bytes;
 
   absl::MutexLock lock(&mu_);
   const bool is_torn = Draw(faults_.torn);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The promises of backend.h: memory, and batches that give the bits of the kernels called alone,
-// for any number of threads.
+// The promises of backend.h, for every backend: each operation reaches every lane and answers as
+// its reference does, wherever its arrays lie, and a stream's batches see each other's results.
 
 #include "gpu/backend.h"
 
@@ -9,19 +9,19 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "gpu/cpu/attend_part.h"
-#include "gpu/cpu/cpu_backend.h"
-#include "gpu/cpu/simd_targets.h"
 #include "tests/support/random_seed.h"
 #include "tests/support/status_matchers.h"
+#include "tests/unit/gpu/backend_under_test.h"
 #include "tests/unit/gpu/sample_lane.h"
+#include "tests/unit/gpu/sample_page.h"
 
 namespace ebbtide::gpu {
 namespace {
@@ -29,207 +29,531 @@ namespace {
 using test::StatusIs;
 using testing::HasSubstr;
 
-class BackendTest : public testing::TestWithParam<int> {
+constexpr size_t kLanes = 5;
+
+// A lane in the caller's memory or the device's, and what is asked of it.
+struct Asked {
+  Asked(int slots, int rows_in, std::mt19937_64& random)
+      : lane({.head_dim = 24, .slots = slots, .empty_one_in = 7}, random),
+        rows(static_cast<size_t>(rows_in)),
+        extents(lane.extents()) {
+    std::normal_distribution<float> normal;
+    query.resize(rows * lane.dim());
+    for (float& element : query) element = normal(random);
+    query_index.assign(rows, slots);
+    output.resize(query.size(), -1);
+    lse.resize(rows, -1);
+    logits.resize(rows * lane.slots(), -1);
+    slot_result.resize(lane.slots(), -1);
+    mass.resize(lane.slots(), 0.5);
+    AttendReference(Attend());
+  }
+
+  // From here on the tokens lie in `buffer`, which holds nothing else.
+  void MoveTo(std::span<std::byte> buffer) {
+    for (Extent& extent : extents) {
+      const size_t bytes =
+          static_cast<size_t>(extent.slots) * lane.dim() * DtypeBytes(lane.options().dtype);
+      for (const std::byte** part : {&extent.key, &extent.value}) {
+        std::memcpy(buffer.data(), *part, bytes);
+        *part = buffer.data();
+        buffer = buffer.subspan((bytes + 15) / 16 * 16);
+      }
+    }
+  }
+
+  AttendArgs Attend() {
+    return {.dtype = lane.options().dtype,
+            .head_dim = lane.options().head_dim,
+            .group = static_cast<int>(rows),
+            .scale = 0.2F,
+            .extents = extents,
+            .query = query,
+            .query_index = std::span(query_index).first(1),
+            .output = output,
+            .lse = lse,
+            .logits = logits};
+  }
+  DamageArgs Damage() {
+    return {.dtype = lane.options().dtype,
+            .head_dim = lane.options().head_dim,
+            .rows = static_cast<int>(rows),
+            .extents = extents,
+            .logits = logits,
+            .lse = lse,
+            .centre = output,
+            .damage = slot_result};
+  }
+
+  SampleLane lane;
+  size_t rows;
+  std::vector<Extent> extents;
+  std::vector<float> query;
+  std::vector<int32_t> query_index;
+  std::vector<float> output, lse, logits, slot_result;
+  std::vector<double> mass;
+};
+
+class BackendTest : public testing::TestWithParam<BackendUnderTest> {
  protected:
   void Run(const Batch& batch) {
-    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Stream> stream, backend_.MakeStream());
-    ASSERT_OK(backend_.Run(*stream, batch));
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Stream> stream, backend_->MakeStream());
+    ASSERT_OK(backend_->Run(*stream, batch));
     ASSERT_OK(stream->Wait());
   }
 
-  CpuBackend backend_{GetParam()};
+  // What `batch` of `lanes` writes to `results` is what `reference` does, relative to 1.
+  template <class Args, class T>
+  void ExpectReference(const Batch& batch, const std::vector<Args>& lanes,
+                       void (*reference)(const Args&),
+                       std::initializer_list<std::span<T> Args::*> results, double tolerance) {
+    std::vector<std::vector<T>> expected;
+    for (Args args : lanes) {
+      for (const auto result : results) {
+        expected.emplace_back((args.*result).begin(), (args.*result).end());
+        args.*result = expected.back();
+      }
+      reference(args);
+    }
+    Run(batch);
+    auto answer = expected.begin();
+    for (const Args& args : lanes) {
+      for (const auto result : results) {
+        ASSERT_FALSE(answer->empty());
+        for (size_t i = 0; i < answer->size(); ++i) {
+          if (!ElementsAgree((args.*result)[i], (*answer)[i], tolerance)) {
+            FAIL() << "lane " << &args - lanes.data() << " element " << i;
+          }
+        }
+        ++answer;
+      }
+    }
+  }
+  static bool ElementsAgree(std::byte got, std::byte expected, double /*tolerance*/) {
+    return got == expected;
+  }
+  template <class T>
+  static bool ElementsAgree(T got, T expected, double tolerance) {
+    return got == expected ||
+           std::abs(got - expected) <= tolerance * (1 + std::abs(static_cast<double>(expected)));
+  }
+
+  // Lanes in the caller's memory and in the device's, short and long ones.
+  std::vector<std::unique_ptr<Asked>> AskedLanes() {
+    std::vector<std::unique_ptr<Asked>> lanes;
+    for (const int slots : {90, 1, 32, 300, 65}) {
+      lanes.push_back(std::make_unique<Asked>(slots, 3, random_));
+    }
+    for (size_t i = 0; i < lanes.size(); i += 2) {
+      auto memory = backend_->Allocate(lanes[i]->lane.slots() * lanes[i]->lane.dim() * 8 + 4096);
+      EXPECT_OK(memory);
+      lanes[i]->MoveTo(memory->bytes());
+      memory_.push_back(*std::move(memory));
+    }
+    return lanes;
+  }
+
+  const std::unique_ptr<Backend> backend_{GetParam().make()};
+  std::vector<DeviceBuffer> memory_;
+  std::mt19937_64 random_{test::RandomSeed()};
 };
-INSTANTIATE_TEST_SUITE_P(Threads, BackendTest, testing::Values(1, 2, 3, 8),
+INSTANTIATE_TEST_SUITE_P(Every, BackendTest, testing::ValuesIn(EveryBackend()),
                          testing::PrintToStringParamName());
 
-TEST_P(BackendTest, SaysWhatItIs) {
-  EXPECT_EQ(backend_.name(), "cpu (" + std::string(ChosenSimdTarget()) + ")");
-  EXPECT_TRUE(backend_.is_simulated());
-}
-
-TEST_P(BackendTest, MemoryIsZeroedAndAlignedAndOurs) {
-  ASSERT_OK_AND_ASSIGN(DeviceBuffer buffer, backend_.Allocate((size_t{5} << 20) + 12345));
+TEST_P(BackendTest, MemoryIsZeroedAndAligned) {
+  ASSERT_OK_AND_ASSIGN(const DeviceBuffer buffer, backend_->Allocate((size_t{5} << 20) + 12345));
   const std::span<std::byte> bytes = buffer.bytes();
 
   EXPECT_EQ(bytes.size(), (size_t{5} << 20) + 12345);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(bytes.data()) % (size_t{2} << 20), 0U);
   EXPECT_TRUE(
       std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{}; }));
-  std::memset(bytes.data(), 0xA5, bytes.size());
-
-  DeviceBuffer moved = std::move(buffer);
-  EXPECT_EQ(moved.bytes().data(), bytes.data());
-  EXPECT_EQ(moved.bytes().back(), std::byte{0xA5});
-  moved = DeviceBuffer();
-  EXPECT_TRUE(moved.bytes().empty());
 }
 
 TEST_P(BackendTest, MemoryThatNoMachineHasIsRefused) {
-  EXPECT_THAT(backend_.Allocate(size_t{1} << 52).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("device budget")));
-  EXPECT_THAT(backend_.Allocate(0).status(),
+  EXPECT_THAT(backend_->Allocate(size_t{1} << 52).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("lower the device budget")));
+  EXPECT_THAT(backend_->Allocate(0).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 bytes")));
 }
 
 TEST_P(BackendTest, EmptyBatchIsDone) {
   Run(std::span<const AttendArgs>());
   Run(std::span<const AppendArgs>());
+  Run(FastDamage{});
+  Run(std::vector<ZeroArgs>{{}});
 }
 
-// A lane, its queries and room for the answer.
-struct Attend {
-  Attend(const SampleLane::Options& options, int group_in, int queries_in, std::mt19937_64& random)
-      : lane(options, random), group(group_in), queries(queries_in) {
-    std::normal_distribution<float> normal;
-    const auto rows = static_cast<size_t>(group * queries);
-    query.resize(rows * lane.dim());
-    for (float& element : query) element = normal(random);
-    for (int m = 0; m < queries; ++m) {
-      query_index.push_back(static_cast<int32_t>(lane.slots()) - queries + m);
-    }
-  }
-  struct Answer {
-    std::vector<float> output, lse, logits;
-    friend bool operator==(const Answer&, const Answer&) = default;
-  };
-  AttendArgs Into(Answer& answer) const {
-    answer.output.assign(query.size(), -1);
-    answer.lse.assign(query.size() / lane.dim(), -1);
-    answer.logits.assign(answer.lse.size() * lane.slots(), -1);
-    return {.dtype = lane.options().dtype,
-            .head_dim = lane.options().head_dim,
-            .group = group,
-            .queries = queries,
-            .scale = 0.125F,
-            .extents = lane.extents(),
-            .query = query,
-            .query_index = query_index,
-            .output = answer.output,
-            .lse = answer.lse,
-            .logits = answer.logits};
+TEST_P(BackendTest, AttendAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<AttendArgs> lanes;
+  for (const auto& lane : asked) lanes.push_back(lane->Attend());
+  ExpectReference<AttendArgs, float>(lanes, lanes, &AttendReference,
+                                     {&AttendArgs::output, &AttendArgs::lse, &AttendArgs::logits},
+                                     1e-5);
+}
+
+TEST_P(BackendTest, AttendGivesTheSameBitsInAnyCompany) {
+  const auto asked = AskedLanes();
+  std::vector<AttendArgs> lanes;
+  for (const auto& lane : asked) lanes.push_back(lane->Attend());
+  std::vector<std::vector<float>> alone;
+  for (size_t i = 0; i < kLanes; ++i) {
+    Run(std::span<const AttendArgs>(&lanes[i], 1));
+    alone.push_back(asked[i]->output);
+    std::ranges::fill(asked[i]->output, -1.0F);
   }
 
-  SampleLane lane;
-  int group;
-  int queries;
-  std::vector<float> query;
-  std::vector<int32_t> query_index;
-};
+  Run(lanes);
 
-// Short and long lanes together: some are run whole, others run by run.
-TEST_P(BackendTest, AttendGivesTheBitsOfEachLaneAloneForAnyNumberOfThreads) {
-  std::mt19937_64 random(test::RandomSeed());
-  std::vector<std::unique_ptr<Attend>> attends;
-  const auto add = [&](int slots, int group, int queries) {
-    attends.push_back(std::make_unique<Attend>(
-        SampleLane::Options{.head_dim = 40, .slots = slots, .empty_one_in = 9}, group, queries,
-        random));
-  };
-  add(20 * static_cast<int>(kAttendRunSlots) + 77, 2, 1);
-  add(100, 4, 1);
-  add(2 * static_cast<int>(kAttendRunSlots), 3, 50);  // Three blocks of rows.
-  add(1, 1, 1);
-  std::vector<Attend::Answer> alone(attends.size());
-  std::vector<Attend::Answer> together(attends.size());
-  std::vector<AttendArgs> batch;
-  for (size_t i = 0; i < attends.size(); ++i) {
-    AttendCpu(attends[i]->Into(alone[i]));
-    batch.push_back(attends[i]->Into(together[i]));
+  for (size_t i = 0; i < kLanes; ++i) EXPECT_EQ(asked[i]->output, alone[i]) << i;
+}
+
+TEST_P(BackendTest, DamageAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<DamageArgs> lanes;
+  for (const auto& lane : asked) lanes.push_back(lane->Damage());
+  ExpectReference<DamageArgs, float>(lanes, lanes, &DamageReference, {&DamageArgs::damage}, 1e-4);
+  ExpectReference<DamageArgs, float>(FastDamage{lanes}, lanes, &FastDamageReference,
+                                     {&DamageArgs::damage}, 1e-4);
+}
+
+TEST_P(BackendTest, DamageBesideARestAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  const std::vector<float> rest_output(3 * 24, 0.25F), rest_lse(3, 0.5F);
+  std::vector<DamageArgs> lanes;
+  for (const auto& lane : asked) {
+    lanes.push_back(lane->Damage());
+    lanes.back().rest_output = rest_output;
+    lanes.back().rest_lse = rest_lse;
   }
-
-  Run(batch);
-
-  for (size_t i = 0; i < attends.size(); ++i) EXPECT_EQ(together[i], alone[i]) << i;
+  ExpectReference<DamageArgs, float>(lanes, lanes, &DamageReference, {&DamageArgs::damage}, 1e-4);
 }
 
-TEST_P(BackendTest, OneLongLaneIsSharedAndGivesTheSameBits) {
-  std::mt19937_64 random(test::RandomSeed());
-  const Attend attend({.head_dim = 24, .slots = 40 * static_cast<int>(kAttendRunSlots)}, 1, 1,
-                      random);
-  Attend::Answer alone, together;
-  AttendCpu(attend.Into(alone));
-
-  const std::vector<AttendArgs> batch = {attend.Into(together)};
-  Run(batch);
-
-  EXPECT_EQ(together, alone);
+TEST_P(BackendTest, WeightedValueAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<WeightedValueArgs> lanes;
+  std::vector<std::vector<float>> weights;
+  for (const auto& lane : asked) {
+    std::vector<float>& weight = weights.emplace_back(lane->logits);
+    for (float& element : weight) element = std::exp(element) / 16;
+    lanes.push_back({.dtype = lane->lane.options().dtype,
+                     .head_dim = lane->lane.options().head_dim,
+                     .rows = static_cast<int>(lane->rows),
+                     .extents = lane->extents,
+                     .weight = weight,
+                     .output = lane->output});
+  }
+  ExpectReference<WeightedValueArgs, float>(lanes, lanes, &WeightedValueReference,
+                                            {&WeightedValueArgs::output}, 1e-5);
 }
 
-TEST_P(BackendTest, CallersShareItWithoutMixingTheirAnswers) {
-  std::mt19937_64 random(test::RandomSeed());
-  const Attend first({.head_dim = 64, .slots = 5000}, 2, 1, random);
-  const Attend second({.head_dim = 32, .slots = 7000}, 1, 3, random);
-  const auto expect_bits = [&](const Attend& attend) {
-    Attend::Answer alone, together;
-    AttendCpu(attend.Into(alone));
-    for (int call = 0; call < 10; ++call) {
-      const std::vector<AttendArgs> batch = {
-          attend.Into(together),
-      };
-      Run(batch);
-      EXPECT_EQ(together, alone);
-    }
-  };
-
-  std::jthread other(expect_bits, std::cref(first));
-  expect_bits(second);
+TEST_P(BackendTest, KeyDiffAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<GeometryArgs> lanes;
+  for (const auto& lane : asked) {
+    lanes.push_back({.dtype = lane->lane.options().dtype,
+                     .head_dim = lane->lane.options().head_dim,
+                     .extents = lane->extents,
+                     .score = lane->slot_result});
+  }
+  ExpectReference<GeometryArgs, float>(lanes, lanes, &KeyDiffReference, {&GeometryArgs::score},
+                                       1e-5);
 }
 
-TEST_P(BackendTest, EveryOtherOperationReachesEveryLane) {
-  constexpr int kLanes = 7;
-  const std::vector<std::byte> row(8, std::byte{0x11});
-  std::vector<std::vector<std::byte>> slot(kLanes, std::vector<std::byte>(16));
-  std::vector<std::vector<std::byte*>> key_slot, value_slot;
-  std::vector<std::vector<float>> norm(kLanes, std::vector<float>(2));
+TEST_P(BackendTest, MassAddsAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<MassArgs> lanes;
+  for (const auto& lane : asked) {
+    lanes.push_back({.group = static_cast<int>(lane->rows),
+                     .slots = static_cast<int>(lane->lane.slots()),
+                     .logits = lane->logits,
+                     .lse = lane->lse,
+                     .mass = lane->mass});
+  }
+  ExpectReference<MassArgs, double>(lanes, lanes, &MassReference, {&MassArgs::mass}, 1e-6);
+}
+
+TEST_P(BackendTest, MergeJoinsAsTheReference) {
+  const auto asked = AskedLanes();
+  const std::vector<float> part_output(3 * 24, 0.25F), part_lse(3, 0.5F);
+  std::vector<MergeArgs> lanes;
+  for (const auto& lane : asked) {
+    lanes.push_back({.rows = static_cast<int>(lane->rows),
+                     .head_dim = lane->lane.options().head_dim,
+                     .part_output = part_output,
+                     .part_lse = part_lse,
+                     .output = lane->output,
+                     .lse = lane->lse});
+  }
+  ExpectReference<MergeArgs, float>(lanes, lanes, &MergeReference,
+                                    {&MergeArgs::output, &MergeArgs::lse}, 1e-6);
+}
+
+TEST_P(BackendTest, AppendedTokensAreGatheredAgain) {
+  constexpr int kTokens = 3;
+  ASSERT_OK_AND_ASSIGN(const DeviceBuffer pool, backend_->Allocate(kLanes * 4096));
+  std::vector<SamplePage> pages;
+  std::vector<std::vector<std::byte*>> key_slots(kLanes), value_slots(kLanes);
+  std::vector<std::vector<const std::byte*>> keys(kLanes), values(kLanes);
+  std::vector<std::vector<float>> norms(kLanes, std::vector<float>(2 * kTokens));
+  std::vector<std::vector<std::byte>> gathered;
   std::vector<AppendArgs> appends;
-  std::vector<std::vector<const std::byte*>> read_slot;
-  std::vector<std::vector<std::byte>> page(kLanes, std::vector<std::byte>(16, std::byte{1}));
   std::vector<GatherArgs> gathers;
   for (size_t i = 0; i < kLanes; ++i) {
-    key_slot.push_back({slot[i].data()});
-    value_slot.push_back({slot[i].data() + 8});
-    read_slot.push_back({slot[i].data()});
+    pages.emplace_back(
+        SamplePage::Options{.head_dim = 20, .page_tokens = kTokens, .tokens = kTokens}, random_);
+    gathered.emplace_back(pages[0].bytes().size(), std::byte{1});
+    for (size_t t = 0; t < kTokens; ++t) {  // Last token first.
+      key_slots[i].push_back(pool.bytes().data() + i * 4096 + (kTokens - t) * 128);
+      value_slots[i].push_back(key_slots[i].back() + 2048);
+      keys[i].push_back(key_slots[i].back());
+      values[i].push_back(value_slots[i].back());
+    }
   }
   for (size_t i = 0; i < kLanes; ++i) {
-    appends.push_back({.head_dim = 4,
-                       .tokens = 1,
-                       .key = row.data(),
-                       .value = row.data(),
-                       .stride = 8,
-                       .key_slot = key_slot[i],
-                       .value_slot = value_slot[i],
-                       .key_norm = std::span(norm[i]).first(1),
-                       .value_norm = std::span(norm[i]).last(1)});
-    gathers.push_back({{.tokens = 1, .head_dim = 4}, read_slot[i], read_slot[i], page[i]});
+    const PageShape& shape = pages[i].shape();
+    appends.push_back({.head_dim = shape.head_dim,
+                       .tokens = kTokens,
+                       .key = pages[i].bytes().data(),
+                       .value = pages[i].bytes().data() + shape.half_bytes(),
+                       .stride = shape.row_bytes(),
+                       .key_slot = key_slots[i],
+                       .value_slot = value_slots[i],
+                       .key_norm = std::span(norms[i]).first(kTokens),
+                       .value_norm = std::span(norms[i]).last(kTokens)});
+    gathers.push_back(
+        {.shape = shape, .key_slot = keys[i], .value_slot = values[i], .page = gathered[i]});
   }
-  std::vector<float> logits = {0, 0};
-  std::vector<float> lse = {std::log(2.0F)};
-  std::vector<std::vector<double>> mass(kLanes, std::vector<double>(2));
-  std::vector<MassArgs> masses;
-  std::vector<std::vector<float>> output(kLanes, std::vector<float>(1, 1)), joined(kLanes, lse);
-  const std::vector<float> part = {3};
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Stream> stream, backend_->MakeStream());
+
+  ASSERT_OK(backend_->Run(*stream, appends));
+  ASSERT_OK(backend_->Run(*stream, gathers));
+  ASSERT_OK(stream->Wait());
+
+  for (size_t i = 0; i < kLanes; ++i) {
+    EXPECT_THAT(gathered[i], testing::ElementsAreArray(pages[i].bytes())) << i;
+    for (int t = 0; t < kTokens; ++t) {
+      double squares = 0;
+      for (int d = 0; d < 20; ++d) squares += std::pow(pages[i].value(t, d), 2);
+      EXPECT_GE(norms[i][static_cast<size_t>(kTokens + t)], std::sqrt(squares));
+      EXPECT_NEAR(norms[i][static_cast<size_t>(kTokens + t)], std::sqrt(squares), 1e-5);
+    }
+  }
+}
+
+// Pages with their digests and codes, by the references, and what is asked of them.
+struct CodedLane {
+  explicit CodedLane(std::mt19937_64& random)
+      : page({.head_dim = 48}, random),
+        digest(DigestBytes(48)),
+        coarse(CoarseBytes(page.shape())),
+        fine(FineBytes(page.shape())),
+        decoded(2 * 32 * 48),
+        query(2 * 48) {
+    std::normal_distribution<float> normal;
+    for (float& element : query) element = normal(random);
+    DigestReference(page.Args(digest));
+    EncodeReference(Encode());
+  }
+
+  EncodeArgs Encode() {
+    return {.shape = page.shape(),
+            .page = page.bytes(),
+            .digest = digest,
+            .coarse = coarse,
+            .fine = fine};
+  }
+  DecodeArgs Decode(CodeForm form) {
+    return {.shape = page.shape(),
+            .form = form,
+            .digest = digest,
+            .coarse = coarse,
+            .fine = fine,
+            .page = decoded};
+  }
+
+  SamplePage page;
+  std::vector<std::byte> digest, coarse, fine;
+  std::vector<float> decoded, query;
+  std::vector<float> first = std::vector<float>(2), second = std::vector<float>(2),
+                     third = std::vector<float>(2);
+  float key_error = 0, value_error = 0;
+};
+
+class BackendOnPagesTest : public BackendTest {
+ protected:
+  void SetUp() override {
+    for (size_t i = 0; i < kLanes; ++i) coded_.push_back(std::make_unique<CodedLane>(random_));
+  }
+
+  std::vector<std::unique_ptr<CodedLane>> coded_;
+};
+INSTANTIATE_TEST_SUITE_P(Every, BackendOnPagesTest, testing::ValuesIn(EveryBackend()),
+                         testing::PrintToStringParamName());
+
+TEST_P(BackendOnPagesTest, EncodeMakesTheBitsOfTheReference) {
+  std::vector<EncodeArgs> lanes;
+  for (const auto& lane : coded_) {
+    lanes.push_back(lane->Encode());
+    std::ranges::fill(lane->coarse, std::byte{0xA5});
+    std::ranges::fill(lane->fine, std::byte{0xA5});
+  }
+  ExpectReference<EncodeArgs, std::byte>(lanes, lanes, &EncodeReference,
+                                         {&EncodeArgs::coarse, &EncodeArgs::fine}, 0);
+}
+
+TEST_P(BackendOnPagesTest, DecodeMakesTheBitsOfTheReference) {
+  for (const CodeForm form : {CodeForm::k4Bit, CodeForm::k8Bit}) {
+    std::vector<DecodeArgs> lanes;
+    for (const auto& lane : coded_) lanes.push_back(lane->Decode(form));
+    ExpectReference<DecodeArgs, float>(lanes, lanes, &DecodeReference, {&DecodeArgs::page}, 0);
+  }
+}
+
+TEST_P(BackendOnPagesTest, CodeErrorsAnswerAsTheReference) {
+  std::vector<CodeErrorArgs> lanes;
+  for (const auto& lane : coded_) {
+    lanes.push_back({.shape = lane->page.shape(),
+                     .form = CodeForm::k8Bit,
+                     .scale = 0.2F,
+                     .rows = 2,
+                     .query = lane->query,
+                     .digest = lane->digest,
+                     .coarse = lane->coarse,
+                     .logit_error = lane->first,
+                     .logit_error_joint = lane->second,
+                     .logit_deviation = lane->third,
+                     .key_error = &lane->key_error,
+                     .value_error = &lane->value_error});
+  }
+  ExpectReference<CodeErrorArgs, float>(
+      lanes, lanes, &CodeErrorsReference,
+      {&CodeErrorArgs::logit_error, &CodeErrorArgs::logit_error_joint,
+       &CodeErrorArgs::logit_deviation},
+      1e-5);
+  for (const auto& lane : coded_) {
+    EXPECT_GT(lane->key_error, 0);
+    EXPECT_GT(lane->value_error, 0);
+  }
+}
+
+TEST_P(BackendOnPagesTest, DigestIsWithinWhatItsContractAllows) {
+  std::vector<std::vector<std::byte>> digests;
+  std::vector<DigestArgs> lanes;
+  for (const auto& lane : coded_) digests.emplace_back(lane->digest.size());
+  for (size_t i = 0; i < kLanes; ++i) lanes.push_back(coded_[i]->page.Args(digests[i]));
+
+  Run(lanes);
+
+  for (size_t i = 0; i < kLanes; ++i) {
+    const DigestView expected(coded_[i]->digest.data(), 48);
+    const DigestView digest(digests[i].data(), 48);
+    EXPECT_EQ(0, std::memcmp(digest.key_low, expected.key_low, 2 * 48 * 2)) << i;  // The box.
+    EXPECT_NEAR(digest.tail.value_radius, expected.tail.value_radius, 1e-3) << i;
+    EXPECT_GE(digest.tail.value_norm_max, expected.tail.value_norm_max) << i;
+    EXPECT_EQ(digest.tail.tokens, 32) << i;
+  }
+}
+
+TEST_P(BackendOnPagesTest, BoundsAnswerAsTheReference) {
+  std::vector<const std::byte*> digests;
+  for (const auto& lane : coded_) digests.push_back(lane->digest.data());
+  const std::vector<int32_t> absent(kLanes, 32);
+  std::vector<std::vector<float>> low(kLanes, std::vector<float>(2 * kLanes)), high = low,
+                                                                               estimate = low;
+  std::vector<BoundArgs> lanes;
+  std::vector<ValueDistanceArgs> distances;
+  for (size_t i = 0; i < kLanes; ++i) {
+    lanes.push_back({.head_dim = 48,
+                     .rows = 2,
+                     .pages = kLanes,
+                     .scale = 0.2F,
+                     .query = coded_[i]->query,
+                     .digest = digests,
+                     .absent = absent,
+                     .mass_low = low[i],
+                     .mass_high = high[i],
+                     .mass_estimate = estimate[i]});
+    distances.push_back({.head_dim = 48,
+                         .rows = 2,
+                         .pages = kLanes,
+                         .output = coded_[i]->query,
+                         .digest = digests,
+                         .distance = low[i]});
+  }
+  ExpectReference<BoundArgs, float>(
+      lanes, lanes, &BoundReference,
+      {&BoundArgs::mass_low, &BoundArgs::mass_high, &BoundArgs::mass_estimate}, 1e-4);
+  ExpectReference<ValueDistanceArgs, float>(distances, distances, &ValueDistanceReference,
+                                            {&ValueDistanceArgs::distance}, 1e-5);
+}
+
+TEST_P(BackendTest, ZeroLeavesNothingInsideAndEverythingBeside) {
+  ASSERT_OK_AND_ASSIGN(const DeviceBuffer pool, backend_->Allocate(4096));
+  std::memset(pool.bytes().data(), 0x5A, 4096);
+  std::vector<std::byte> own(100, std::byte{0x5A});
+
+  Run(std::vector<ZeroArgs>{{pool.bytes().subspan(1024, 1000)}, {std::span(own).first(60)}});
+
+  for (size_t i = 0; i < 4096; ++i) {
+    const bool is_inside = i >= 1024 && i < 2024;
+    ASSERT_EQ(pool.bytes()[i], is_inside ? std::byte{0} : std::byte{0x5A}) << i;
+  }
+  for (size_t i = 0; i < own.size(); ++i) {
+    ASSERT_EQ(own[i], i < 60 ? std::byte{0} : std::byte{0x5A}) << i;
+  }
+}
+
+// Attend, what it answers merged with itself, its mass: one wait at the end.
+TEST_P(BackendTest, BatchesOfAStreamSeeWhatThoseBeforeThemWrote) {
+  const auto asked = AskedLanes();
+  std::vector<AttendArgs> attends;
   std::vector<MergeArgs> merges;
+  std::vector<MassArgs> masses;
+  std::vector<std::vector<float>> output(kLanes, std::vector<float>(3 * 24, 7.0F));
+  std::vector<std::vector<float>> lse(kLanes, std::vector<float>(3, -INFINITY));
+  std::vector<std::vector<double>> expected(kLanes);
   for (size_t i = 0; i < kLanes; ++i) {
-    masses.push_back({.slots = 2, .logits = logits, .lse = lse, .mass = mass[i]});
-    merges.push_back({.rows = 1,
-                      .head_dim = 1,
-                      .part_output = part,
-                      .part_lse = lse,
+    Asked& lane = *asked[i];
+    expected[i] = lane.mass;
+    MassArgs mass{.group = 3,
+                  .slots = static_cast<int>(lane.lane.slots()),
+                  .logits = lane.logits,
+                  .lse = lane.lse,
+                  .mass = expected[i]};
+    MassReference(mass);
+    mass.mass = lane.mass;
+    masses.push_back(mass);
+    attends.push_back(lane.Attend());
+    merges.push_back({.rows = 3,
+                      .head_dim = 24,
+                      .part_output = lane.output,
+                      .part_lse = lane.lse,
                       .output = output[i],
-                      .lse = joined[i]});
+                      .lse = lse[i]});
   }
+  std::vector<std::vector<float>> attended;
+  for (const auto& lane : asked) {
+    attended.push_back(lane->output);
+    std::ranges::fill(lane->output, 9.0F);
+    std::ranges::fill(lane->logits, 9.0F);
+    std::ranges::fill(lane->lse, 9.0F);
+  }
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Stream> stream, backend_->MakeStream());
 
-  Run(appends);
-  Run(gathers);
-  Run(masses);
-  Run(merges);
+  ASSERT_OK(backend_->Run(*stream, attends));
+  ASSERT_OK(backend_->Run(*stream, merges));
+  ASSERT_OK(backend_->Run(*stream, masses));
+  ASSERT_OK(stream->Wait());
 
   for (size_t i = 0; i < kLanes; ++i) {
-    EXPECT_EQ(slot[i], std::vector<std::byte>(16, std::byte{0x11}));
-    EXPECT_EQ(page[i], std::vector<std::byte>(16, std::byte{0x11}));
-    EXPECT_NEAR(mass[i][1], 0.5, 1e-7);
-    EXPECT_EQ(output[i][0], 2.0F);
-    EXPECT_GT(norm[i][0], 0.0F);
+    for (size_t j = 0; j < output[i].size(); ++j) {
+      ASSERT_NEAR(output[i][j], attended[i][j], 1e-5) << i << " " << j;
+    }
+    for (size_t s = 0; s < expected[i].size(); ++s) {
+      ASSERT_NEAR(asked[i]->mass[s], expected[i][s], 1e-5) << i << " " << s;
+    }
   }
 }
 
