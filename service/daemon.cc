@@ -22,6 +22,7 @@
 #include "service/rpc/server.h"
 #include "storage/byte_budget.h"
 #include "storage/host/host_tier.h"
+#include "storage/patient_tier.h"
 #include "storage/rocksdb/rocksdb_tier.h"
 
 namespace ebbtide::service {
@@ -52,7 +53,8 @@ absl::StatusOr<std::unique_ptr<storage::Tier>> OpenRocksdb(const RocksdbConfig& 
   if (!tier.ok()) {
     return Of("rocksdb.path", tier.status());
   }
-  return *std::move(tier);
+  // The deadlines of calls hold though the disk hangs.
+  return std::make_unique<storage::PatientTier>(*std::move(tier), storage::Patience{});
 }
 
 std::vector<std::string> NotesOf(const Config& config, const gpu::Backend& backend) {

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "storage/byte_budget.h"
 #include "storage/host/host_tier.h"
+#include "storage/patient_tier.h"
 #include "storage/rocksdb/rocksdb_tier.h"
 #include "tests/support/faulty_file_calls.h"
 #include "tests/support/record_pattern.h"
@@ -56,8 +57,10 @@ class RocksdbUnderTest final : public TierUnderTest {
                                      .calls = &calls_,
                                      .env = nullptr});
     EBBTIDE_CHECK(tier.ok(), "a small RocksDB tier can be made");
-    tier_ = *std::move(tier);
-    EBBTIDE_CHECK(!refuse_direct || !tier_->folder().is_direct(), "O_DIRECT is refused");
+    rocksdb_ = tier->get();
+    EBBTIDE_CHECK(!refuse_direct || !rocksdb_->folder().is_direct(), "O_DIRECT is refused");
+    // As the daemon has it.
+    tier_ = std::make_unique<PatientTier>(*std::move(tier), Patience{.limit = absl::Minutes(1)});
   }
 
   Tier& tier() override { return *tier_; }
@@ -67,7 +70,7 @@ class RocksdbUnderTest final : public TierUnderTest {
     const std::vector<std::byte> pattern = test::PatternPage(key, page, geometry.page_bytes);
     const auto* text = reinterpret_cast<const char*>(pattern.data());
     const std::string wanted(text, pattern.size());
-    for (const auto& entry : std::filesystem::directory_iterator(tier_->folder().path())) {
+    for (const auto& entry : std::filesystem::directory_iterator(rocksdb_->folder().path())) {
       if (!entry.path().filename().string().starts_with("slots-")) continue;
       std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
       const std::string bytes{std::istreambuf_iterator<char>(file), {}};
@@ -86,7 +89,8 @@ class RocksdbUnderTest final : public TierUnderTest {
   test::TempFolder folder_;
   test::FaultyFileCalls calls_;
   ParallelFor io_{4};
-  std::unique_ptr<RocksdbTier> tier_;
+  std::unique_ptr<Tier> tier_;
+  RocksdbTier* rocksdb_ = nullptr;  // Behind it.
 };
 
 }  // namespace

@@ -9,12 +9,15 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "service/reason.h"
+#include "storage/patient_tier.h"
 #include "tests/support/engine_stand.h"
 #include "tests/support/faulty_tier.h"
 #include "tests/support/status_matchers.h"
@@ -25,6 +28,7 @@ namespace {
 using test::EngineStand;
 using test::FaultyTier;
 using test::SmallGeometry;
+using test::StatusIs;
 using test::Tokens;
 using test::Worker;
 
@@ -219,6 +223,46 @@ TEST_F(EngineTest, PagesFoundDamagedInHostMemoryAreCountedAndNeverUsed) {
   const Stats stats = stand.engine().GetStats();
   EXPECT_GT(stats.tiers[1].corrupt_pages, 0U);
   EXPECT_EQ(stats.answers_not_met.at("CORRUPT_PAGE"), not_met);
+}
+
+TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
+  absl::Notification disk_answers;
+  FaultyTier* disk = nullptr;
+  EngineStand stand({.host_bytes = 260 << 10,
+                     .rocksdb_bytes = 192 << 20,
+                     .wrap_rocksdb = [&](storage::Tier& tier) {
+                       auto faulty = std::make_unique<FaultyTier>(tier, 7);
+                       disk = faulty.get();
+                       return std::make_unique<storage::PatientTier>(
+                           std::move(faulty), storage::Patience{.limit = absl::Milliseconds(20)});
+                     }});
+  Worker worker(stand.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  for (int32_t first = 0; first < 256; first += 32) {
+    ASSERT_OK(worker.StepAllLayers({.first = first, .count = 32, .phase = Phase::kPrefill}).status);
+  }
+  stand.Settle();
+  ASSERT_GT(stand.engine().GetStats().tiers[2].blocks, 0U);
+  disk->Set({.delay = 1, .on_delay = [&] { disk_answers.WaitForNotification(); }});
+
+  const StepAnswer without = worker.Step({.first = 256});
+
+  ASSERT_OK(without.status);
+  EXPECT_EQ(without.certificate.met[0], 0);
+  EXPECT_EQ(without.certificate.not_met_reason, "TIER_UNAVAILABLE");
+  EXPECT_EQ(ErrorsOf(without, tokens_, 0, 256, 1).violations, 0);
+  EXPECT_THAT(stand.engine().ReadPages({.sequence = "a"}),
+              StatusIs(absl::StatusCode::kUnavailable, testing::HasSubstr("rocksdb tier")));
+
+  disk->Set({});
+  disk_answers.Notify();
+  StepAnswer with = worker.Step({.layer = 1, .first = 256});
+  while (with.status.ok() && with.certificate.met[0] == 0) {
+    with = worker.Step({.layer = 1, .first = 256, .appends = false});
+  }
+  ASSERT_OK(with.status);
+  EXPECT_LT(ErrorsOf(with, tokens_, 1, 256, 1).relative, 1e-5);
 }
 
 TEST_F(EngineTest, RepeatedCallIsReplayedAndChangesNothing) {

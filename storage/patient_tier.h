@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tier on a medium that may never answer (a hung disk, a stale mount), behind callers who must
+// not hang with it: each call waits for a limited time, then goes on without. While a call that was
+// given up still runs, the tier refuses all others at once: none can overtake it, and no more than
+// a few threads are ever stuck. Tested by tests/unit/storage/patient_tier_test.cc.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/executor.h"
+#include "storage/tier.h"
+
+namespace ebbtide::storage {
+
+struct Patience {
+  absl::Duration limit = absl::Seconds(5);  // For any one call.
+  int threads = 8;                          // Calls at work at one time; others queue.
+};
+
+// Thread-safe. A call that is given up keeps copies of all it needs, and its outcome is not known:
+// kUnavailable, as for any call that a medium did not answer. Destruction waits for it.
+class PatientTier final : public Tier {
+ public:
+  PatientTier(std::unique_ptr<Tier> tier, const Patience& patience);
+
+  std::string_view name() const override { return tier_->name(); }
+  absl::Status Write(std::span<const BlockWrite> blocks) override;
+  absl::Status Read(std::span<PageRead> pages) override;
+  BlockPin Pin(const BlockKey& key) override { return tier_->Pin(key); }
+  absl::Status Erase(std::span<const BlockKey> keys) override;
+  TierUsage Usage() const override { return tier_->Usage(); }
+  uint64_t CostBytes(uint64_t record_bytes) const override {
+    return tier_->CostBytes(record_bytes);
+  }
+
+ private:
+  struct Call;
+
+  // Runs `work` on another thread and waits for it.
+  absl::Status Wait(std::string_view what, std::function<absl::Status()> work)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Fixed after construction.
+  const std::unique_ptr<Tier> tier_;
+  const absl::Duration limit_;
+
+  absl::Mutex mu_;
+  int given_up_ ABSL_GUARDED_BY(mu_) = 0;  // Calls that still run, with nobody waiting.
+
+  const std::unique_ptr<Executor> threads_;  // Last: its jobs use everything above.
+};
+
+}  // namespace ebbtide::storage

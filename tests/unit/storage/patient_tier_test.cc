@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Nobody hangs with a medium that does not answer, and what was given up can't overtake or be
+// overtaken. That it is a tier at all: tests/contract/.
+
+#include "storage/patient_tier.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "storage/byte_budget.h"
+#include "storage/host/host_tier.h"
+#include "tests/support/faulty_tier.h"
+#include "tests/support/record_pattern.h"
+#include "tests/support/status_matchers.h"
+
+namespace ebbtide::storage {
+namespace {
+
+using test::FaultyTier;
+using test::MakeGeometry;
+using test::MakeRecord;
+using test::StatusIs;
+using testing::HasSubstr;
+
+constexpr BlockKey kKey = {1, 0, 0};
+
+// A tier in memory that hangs when told, and the patient one before it.
+class PatientTierTest : public testing::Test {
+ protected:
+  PatientTierTest() {
+    auto faulty = std::make_unique<FaultyTier>(*host_, 1);
+    medium_ = faulty.get();
+    patient_ = std::make_unique<PatientTier>(
+        std::move(faulty), Patience{.limit = absl::Milliseconds(20), .threads = 2});
+  }
+  ~PatientTierTest() override {
+    if (!answer_.HasBeenNotified()) answer_.Notify();
+  }
+
+  void Hang() {
+    medium_->Set({.delay = 1, .on_delay = [this] { answer_.WaitForNotification(); }});
+  }
+  absl::Status Write() {
+    const BlockWrite write = {.key = kKey, .record = record_};
+    return patient_->Write({&write, 1});
+  }
+  absl::Status Read(PageState* state) {
+    PageRead read = {.key = kKey, .page = 0, .into = page_};
+    absl::Status status = patient_->Read({&read, 1});
+    *state = read.state;
+    return status;
+  }
+
+  const RecordGeometry geometry_ = MakeGeometry(2, 2, 4096);
+  std::vector<std::byte> record_ = MakeRecord(kKey, geometry_);
+  std::vector<std::byte> page_ = std::vector<std::byte>(4096);
+  absl::Notification answer_;
+  ByteBudget budget_{8 << 20};
+  std::unique_ptr<HostTier> host_ = *HostTier::Create(budget_);
+  FaultyTier* medium_ = nullptr;
+  std::unique_ptr<PatientTier> patient_;
+};
+
+TEST_F(PatientTierTest, AReadThatHangsIsGivenUpAndItsBufferStaysTheCallers) {
+  ASSERT_OK(Write());
+  Hang();
+  PageState state;
+
+  EXPECT_THAT(Read(&state), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("20ms")));
+
+  page_.assign(4096, std::byte{7});
+  medium_->Set({});
+  answer_.Notify();
+  while (!Read(&state).ok()) {
+  }
+  EXPECT_EQ(state, PageState::kOk);
+}
+
+TEST_F(PatientTierTest, NothingOvertakesAWriteThatWasGivenUp) {
+  Hang();
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no answer to a write")));
+  record_.assign(record_.size(), std::byte{0});  // The caller's again; the write has its own.
+  medium_->Set({});
+
+  EXPECT_THAT(patient_->Erase({&kKey, 1}),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("1 earlier calls")));
+
+  answer_.Notify();
+  while (!patient_->Erase({&kKey, 1}).ok()) {
+  }
+  EXPECT_EQ(patient_->Usage().blocks, 0U) << "the late write came after the erasure";
+}
+
+TEST_F(PatientTierTest, ALateWriteIsWholeAndSound) {
+  Hang();
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
+  record_.assign(record_.size(), std::byte{0});
+  medium_->Set({});
+  answer_.Notify();
+
+  PageState state;
+  while (!Read(&state).ok()) {
+  }
+  EXPECT_EQ(state, PageState::kOk);
+}
+
+}  // namespace
+}  // namespace ebbtide::storage
