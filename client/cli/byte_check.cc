@@ -61,7 +61,11 @@ uint64_t PageMismatches(const TraceLayer& layer, uint32_t kv_head, const client:
                       page.first_index + page.tokens - 1, client::TierName(page.tier));
   if (page.state != client::PageState::kOk) {
     Complain(check, layer, kv_head, absl::StrFormat("%s is %s", name, StateName(page.state)));
-    return 2 * bytes;
+    const bool is_named =
+        page.state == client::PageState::kMissing || page.state == client::PageState::kCorrupt;
+    if (!is_named || !page.k.empty() || !page.v.empty()) return 2 * bytes;
+    check.lost += 2 * bytes;
+    return 0;
   }
   if (page.k.size() != bytes || page.v.size() != bytes) {
     Complain(check, layer, kv_head,

@@ -21,7 +21,8 @@ namespace ebbtide::cli {
 
 struct ByteCheck {
   uint64_t checked = 0;     // 2 * tokens * kv_heads * head_dim * dtype * layers, all accounted for.
-  uint64_t mismatches = 0;  // Bytes that differ, or whose page is missing, corrupt or not answered.
+  uint64_t mismatches = 0;  // Bytes that differ from what was sent, or were not answered.
+  uint64_t lost = 0;        // Bytes of pages that the daemon itself calls missing or corrupt.
   std::map<std::string, uint64_t> checked_by_tier = {};
   std::vector<std::string> complaints = {};  // The first few, in words.
 };

@@ -159,6 +159,7 @@ std::string RunsTable(const std::vector<RunReport>& runs) {
 struct Totals {
   uint64_t bytes_checked = 0;
   uint64_t byte_mismatches = 0;
+  uint64_t bytes_lost = 0;
   uint64_t violations = 0;
 };
 
@@ -223,6 +224,7 @@ std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
   for (const RunReport& run : report.runs) {
     totals.bytes_checked += run.bytes_checked;
     totals.byte_mismatches += run.byte_mismatches;
+    totals.bytes_lost += run.bytes_lost;
     totals.violations += run.certificate_violations;
   }
   const RunReport& last = report.runs.back();
@@ -241,10 +243,10 @@ std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
       FormatCount(last.tokens.host), FormatCount(last.tokens.rocksdb),
       FormatCount(last.tokens.open));
   text += absl::StrFormat(
-      "Every key and value read back and compared: %s, %s mismatches.\n"
+      "Every key and value read back and compared: %s, %s mismatches, %s lost.\n"
       "Every error held against its certificate: %s violations.\n",
       FormatBytes(totals.bytes_checked), FormatCount(totals.byte_mismatches),
-      FormatCount(totals.violations));
+      FormatBytes(totals.bytes_lost), FormatCount(totals.violations));
   return text;
 }
 

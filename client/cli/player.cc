@@ -203,6 +203,7 @@ class Run {
     }
     report_.bytes_checked = check.checked;
     report_.byte_mismatches = check.mismatches;
+    report_.bytes_lost = check.lost;
     report_.bytes_checked_by_tier = std::move(check.checked_by_tier);
     return absl::OkStatus();
   }

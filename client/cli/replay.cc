@@ -182,7 +182,8 @@ absl::StatusOr<bool> RunReplay(const Common& common, const ReplayArgs& args) {
     Print((json.size() == 1 ? json.front() : json).dump(2) + "\n");
   }
   if (!is_sound) {
-    absl::FPrintF(stderr, "ebbctl: not sound: bytes differ or a certificate was violated\n");
+    absl::FPrintF(stderr,
+                  "ebbctl: not sound: bytes differ or are lost, or a certificate was violated\n");
   }
   return is_sound;
 }

@@ -42,6 +42,7 @@ Json ToJson(const RunReport& run) {
            run.answers_above_target.has_value() ? Json(*run.answers_above_target) : Json(nullptr)},
           {"bytes_checked", run.bytes_checked},
           {"byte_mismatches", run.byte_mismatches},
+          {"bytes_lost", run.bytes_lost},
           {"bytes_checked_by_tier", run.bytes_checked_by_tier},
           {"tokens", cli::ToJson(run.tokens)},
           {"demotions", run.demotions},
@@ -98,6 +99,7 @@ std::vector<Line> PlaceLines() {
       {"demotions", [](const auto& run) { return FormatCount(run.demotions); }},
       {"bytes checked", [](const auto& run) { return FormatBytes(run.bytes_checked); }},
       {"  mismatches", [](const auto& run) { return FormatCount(run.byte_mismatches); }},
+      {"  lost, and named so", [](const auto& run) { return FormatBytes(run.bytes_lost); }},
   };
 }
 

@@ -40,6 +40,7 @@ struct RunReport {
   std::optional<double> answers_above_target = {};  // Share of decode answers; none: no target.
   uint64_t bytes_checked = 0;
   uint64_t byte_mismatches = 0;
+  uint64_t bytes_lost = 0;  // Named by the daemon as missing or corrupt.
   std::map<std::string, uint64_t> bytes_checked_by_tier = {};
   client::TokensByTier tokens = {};
   uint64_t demotions = 0;
@@ -50,7 +51,9 @@ struct RunReport {
   Summary step_seconds = {};  // Decode: all layers' calls of a token.
   double wall_seconds = 0;
 
-  bool is_sound() const { return certificate_violations == 0 && byte_mismatches == 0; }
+  bool is_sound() const {
+    return certificate_violations == 0 && byte_mismatches == 0 && bytes_lost == 0;
+  }
 };
 
 struct ReplayReport {

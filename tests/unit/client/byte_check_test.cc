@@ -73,13 +73,28 @@ TEST_F(ByteCheckTest, EachChangedByteCounts) {
                           HasSubstr("differs in 1 bytes")));
 }
 
-TEST_F(ByteCheckTest, AMissingPageCountsInFull) {
-  pages_[0].state = client::PageState::kMissing;
+TEST_F(ByteCheckTest, APageThatIsNamedAsLostIsLostAndNotWrong) {
+  for (const auto& [state, word] : {std::pair{client::PageState::kMissing, "is missing"},
+                                    std::pair{client::PageState::kCorrupt, "is corrupt"}}) {
+    pages_[0].state = state;
+    pages_[0].k.clear();
+    pages_[0].v.clear();
+
+    const ByteCheck check = Check();
+
+    EXPECT_EQ(check.mismatches, 0U);
+    EXPECT_EQ(check.lost, 16U * 32);
+    EXPECT_THAT(check.complaints, ElementsAre(HasSubstr(word)));
+  }
+}
+
+TEST_F(ByteCheckTest, BytesOfALostPageAreWrong) {
+  pages_[0].state = client::PageState::kCorrupt;
 
   const ByteCheck check = Check();
 
   EXPECT_EQ(check.mismatches, 16U * 32);
-  EXPECT_THAT(check.complaints, ElementsAre(HasSubstr("is missing")));
+  EXPECT_EQ(check.lost, 0U);
 }
 
 TEST_F(ByteCheckTest, AShortPageCountsInFull) {

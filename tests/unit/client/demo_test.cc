@@ -71,11 +71,12 @@ TEST(DemoTest, TheVerdictSumsAllRuns) {
   RunReport bounded{.policy = "snapkv+caote", .recall = "bounded(0.02)"};
   bounded.bytes_checked = 1024;
   bounded.byte_mismatches = 3;
+  bounded.bytes_lost = 512;
   bounded.certificate_violations = 2;
 
   const std::string text = RenderDemo(SmallTrace(), {.runs = {off, bounded}});
 
-  EXPECT_THAT(text, HasSubstr("read back and compared: 2.00 KiB, 3 mismatches."));
+  EXPECT_THAT(text, HasSubstr("read back and compared: 2.00 KiB, 3 mismatches, 512 B lost."));
   EXPECT_THAT(text, HasSubstr("held against its certificate: 2 violations."));
   EXPECT_THAT(text, ContainsRegex("snapkv\\+caote +off .* 87.5 %"));
 }

@@ -103,7 +103,7 @@ TEST(ReportJsonTest, FieldsAreThoseThatReadersRelyOn) {
               ElementsAre("policy", "policy_resolved", "recall", "prefill", "budget_tokens",
                           "protected_tokens", "host_budget_bytes", "rel_error", "prefill_rel_error",
                           "worst_head_rel_error", "certificate_violations", "not_met",
-                          "answers_above_target", "bytes_checked", "byte_mismatches",
+                          "answers_above_target", "bytes_checked", "byte_mismatches", "bytes_lost",
                           "bytes_checked_by_tier", "tokens", "demotions", "absent_pages",
                           "touched_pages_per_step", "touched_bytes_per_step", "bound_over_error",
                           "step_seconds", "wall_seconds"));
@@ -135,6 +135,9 @@ TEST(ReportTest, OneUnsoundRunMakesTheReportUnsound) {
 
   report.runs.push_back(report.runs.front());
   report.runs.back().byte_mismatches = 1;
+  EXPECT_FALSE(report.is_sound());
+
+  report.runs.back() = {.bytes_lost = 1};
   EXPECT_FALSE(report.is_sound());
 
   report.runs.back() = {.certificate_violations = 1};
