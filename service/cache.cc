@@ -160,7 +160,7 @@ absl::Status Cache::LayOut(OpenedSequence& sequence, std::byte* pool) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> Cache::Truncate(std::string_view name, uint64_t length) {
+absl::StatusOr<Cache::Truncated> Cache::Truncate(std::string_view name, uint64_t length) {
   const absl::MutexLock lock(&mu_);
   EBBTIDE_ASSIGN_OR_RETURN(const SequenceRef sequence, FindLocked(name));
   Sequence& facts = sequence->facts;
@@ -178,7 +178,7 @@ absl::StatusOr<uint64_t> Cache::Truncate(std::string_view name, uint64_t length)
   }
   facts.last_call = clock_.SinceStart();
   const auto new_length = static_cast<int32_t>(length);
-  if (new_length == facts.longest) return length;  // To the present length: a no-op.
+  if (new_length == facts.longest) return Truncated{.length = length};  // A no-op.
 
   uint64_t dropped = 0;
   for (const Layer& layer : facts.layers) {
@@ -186,7 +186,13 @@ absl::StatusOr<uint64_t> Cache::Truncate(std::string_view name, uint64_t length)
                static_cast<uint64_t>(facts.geometry().kv_heads);
   }
   stats_.tokens_forgotten["TRUNCATED"] += dropped;
+  const Need needed = NeedOfBlocks(
+      *sequence, static_cast<int32_t>(facts.blocks.size()) - facts.blocks_of(new_length));
   facts.Truncate(new_length);
+  facts.promised_bytes -= needed.record_bytes;
+  facts.metadata_bytes -= needed.metadata_bytes;
+  promised_bytes_ -= needed.record_bytes;
+  metadata_bytes_ -= needed.metadata_bytes;
   const auto kept = static_cast<size_t>(new_length);
   for (LaneMemory& memory : sequence->memory) {
     if (memory.value_norm.size() > kept) memory.value_norm.resize(kept);
@@ -196,7 +202,7 @@ absl::StatusOr<uint64_t> Cache::Truncate(std::string_view name, uint64_t length)
         kept / static_cast<size_t>(memory.shape.tokens) * gpu::DigestBytes(memory.shape.head_dim);
     if (memory.digests.size() > digests) memory.digests.resize(digests);
   }
-  return length;
+  return Truncated{.length = length, .metadata_bytes = needed.metadata_bytes};
 }
 
 absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
@@ -331,17 +337,26 @@ absl::StatusOr<Ticket> Cache::Begin(const BeginArgs& args, Lengths* lengths) {
   return ticket;
 }
 
-Cache::Need Cache::NeedOf(const Ticket& ticket) {
-  const absl::MutexLock lock(&mu_);
+Cache::Need Cache::NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const {
+  const Geometry& geometry = sequence.model->geometry;
+  const bool keeps_mass = sequence.policy.scorer->wants_logits();
+  const auto count = static_cast<uint64_t>(blocks);
+  return {.blocks = blocks,
+          .record_bytes = count * geometry.record(0).record_bytes(),
+          .metadata_bytes =
+              count * MetadataBytesPerBlock(geometry.page_shape(), geometry.lanes(), keeps_mass)};
+}
+
+Cache::Need Cache::NeedLocked(const Ticket& ticket) const {
   const Sequence& facts = ticket.sequence->facts;
   const int32_t end = std::max(facts.longest, ticket.length + ticket.tokens);
-  Need need{.blocks = facts.blocks_of(end) - static_cast<int32_t>(facts.blocks.size())};
-  const Geometry& geometry = facts.geometry();
-  need.record_bytes = static_cast<uint64_t>(need.blocks) * geometry.record(0).record_bytes();
-  const bool keeps_mass = ticket.sequence->policy.scorer->wants_logits();
-  need.metadata_bytes = static_cast<uint64_t>(need.blocks) *
-                        MetadataBytesPerBlock(geometry.page_shape(), geometry.lanes(), keeps_mass);
-  return need;
+  return NeedOfBlocks(*ticket.sequence,
+                      facts.blocks_of(end) - static_cast<int32_t>(facts.blocks.size()));
+}
+
+Cache::Need Cache::NeedOf(const Ticket& ticket) {
+  const absl::MutexLock lock(&mu_);
+  return NeedLocked(ticket);
 }
 
 bool Cache::HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const {
@@ -357,37 +372,44 @@ bool Cache::HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>>
   return true;
 }
 
-absl::Status Cache::Place(const Ticket& ticket, const PlaceArgs& args,
-                          std::vector<std::vector<int32_t>>* slots) {
+absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims,
+                               absl::Duration deadline) {
   const absl::MutexLock lock(&mu_);
-  Sequence& facts = ticket.sequence->facts;
-  if (promised_bytes_ + args.need.record_bytes > args.lower_capacity_bytes &&
-      args.need.blocks > 0) {
-    return Refuse(
-        absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
-        absl::StrCat(
-            "sequence \"", facts.args.sequence, "\": ", args.need.blocks, " more blocks need ",
-            args.need.record_bytes, " B below the device, but ", promised_bytes_, " of ",
-            args.lower_capacity_bytes,
-            " B are promised already; close sequences, or raise the host or rocksdb budget"));
-  }
   const auto has_slots = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return HasSlots(ticket, args.victims);
+    return HasSlots(ticket, victims);
   };
   while (!has_slots()) {
-    const absl::Duration left = args.deadline - clock_.SinceStart();
-    if (left <= absl::ZeroDuration() ||
-        !mu_.AwaitWithTimeout(absl::Condition(&has_slots),
-                              std::min(left, absl::Milliseconds(100)))) {
-      if (args.deadline - clock_.SinceStart() > absl::ZeroDuration()) continue;
-      return Refuse(
-          absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
-          absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", ticket.layer,
-                       ": no free slots for ", ticket.tokens,
-                       " tokens before the deadline: demoted tokens wait for their blocks to be ",
-                       "confirmed in a lower tier; see ebbctl tiers, and retry"));
+    const absl::Duration left = deadline - clock_.SinceStart();
+    if (left > absl::ZeroDuration()) {
+      mu_.AwaitWithTimeout(absl::Condition(&has_slots), std::min(left, absl::Milliseconds(100)));
+      continue;
     }
+    return Refuse(
+        absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
+        absl::StrCat("sequence \"", ticket.sequence->facts.args.sequence, "\", layer ",
+                     ticket.layer, ": no free slots for ", ticket.tokens,
+                     " tokens before the deadline: demoted tokens wait for their blocks to be ",
+                     "confirmed in a lower tier; see ebbctl tiers, and retry"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& args,
+                                         std::vector<std::vector<int32_t>>* slots) {
+  const absl::MutexLock lock(&mu_);
+  Sequence& facts = ticket.sequence->facts;
+  const Need need = NeedLocked(ticket);
+  const uint64_t room_bytes = args.room.Bytes(metadata_bytes_ + need.metadata_bytes);
+  const uint64_t free_bytes = room_bytes - std::min(room_bytes, promised_bytes_);
+  if (need.record_bytes > free_bytes) {
+    return Refuse(
+        absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+        absl::StrCat("sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks need ",
+                     need.record_bytes, " B below the device, where ", free_bytes, " of ",
+                     room_bytes,
+                     " B are free; close sequences, or raise the host or rocksdb budget"));
+  }
+  EBBTIDE_CHECK(HasSlots(ticket, args.victims), "slots are awaited before they are taken");
   const auto is_confirmed = [&facts](int32_t block) { return facts.is_confirmed(block); };
   slots->resize(args.victims.size());
   for (size_t head = 0; head < args.victims.size(); ++head) {
@@ -398,12 +420,12 @@ absl::Status Cache::Place(const Ticket& ticket, const PlaceArgs& args,
     lane.Append(ticket.tokens, &(*slots)[head]);
   }
   facts.Lengthen(std::max(facts.longest, ticket.length + ticket.tokens), args.positions);
-  facts.promised_bytes += args.need.record_bytes;
-  facts.metadata_bytes += args.need.metadata_bytes;
-  promised_bytes_ += args.need.record_bytes;
-  metadata_bytes_ += args.need.metadata_bytes;
+  facts.promised_bytes += need.record_bytes;
+  facts.metadata_bytes += need.metadata_bytes;
+  promised_bytes_ += need.record_bytes;
+  metadata_bytes_ += need.metadata_bytes;
   stats_.tokens_appended += static_cast<uint64_t>(ticket.tokens) * args.victims.size();
-  return absl::OkStatus();
+  return need;
 }
 
 bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -96,6 +97,18 @@ enum class CarryOutcome : uint8_t {
   kLost,   // The tier it was in no longer has it whole: it stays named there, and reads say so.
 };
 
+// What the lower tiers could hold in all: records of one size, and metadata in the host tier.
+struct LowerRoom {
+  uint64_t record_bytes = 0;
+  uint64_t host_bytes = 0;         // Metadata takes of them first.
+  uint64_t host_record_bytes = 1;  // One record's cost there.
+  uint64_t below_records = 0;
+  uint64_t Bytes(uint64_t metadata_bytes) const {
+    const uint64_t left = host_bytes - std::min(host_bytes, metadata_bytes);
+    return (left / host_record_bytes + below_records) * record_bytes;
+  }
+};
+
 struct CacheOptions {
   uint64_t device_budget_bytes = 0;
   std::string default_recall;
@@ -112,7 +125,12 @@ class Cache {
                                          std::string_view weights) ABSL_LOCKS_EXCLUDED(mu_);
   // `pool` is the device pool's memory.
   absl::StatusOr<OpenAnswer> Open(const OpenArgs& args, std::byte* pool) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<uint64_t> Truncate(std::string_view name, uint64_t length)
+  // The caller gives back the host memory of the metadata that went.
+  struct Truncated {
+    uint64_t length = 0;
+    uint64_t metadata_bytes = 0;
+  };
+  absl::StatusOr<Truncated> Truncate(std::string_view name, uint64_t length)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets the sequence; none where its id was closed before in this boot. The caller erases the
   // blocks returned, zeroes the frames, and calls Reap.
@@ -130,25 +148,29 @@ class Cache {
 
   // --- one call on one layer
   absl::StatusOr<Ticket> Begin(const BeginArgs& args, Lengths* lengths) ABSL_LOCKS_EXCLUDED(mu_);
-  // Bytes of the lower tiers and of metadata that the ticket's tokens need beyond what is promised.
+  // Waits until the ticket's tokens find slots once `victims` [kv_heads] have left: slots come free
+  // as seals are confirmed, and stay free for this call alone.
+  //   kResourceExhausted  DEVICE_FULL
+  absl::Status AwaitSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims,
+                          absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mu_);
+  // Blocks that the ticket's tokens begin, and what they take: bytes of the lower tiers, and of
+  // host memory for metadata. Less by the time of Place where another layer begins them first.
   struct Need {
     int32_t blocks = 0;
     uint64_t record_bytes = 0;
     uint64_t metadata_bytes = 0;
   };
   Need NeedOf(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
-  // The fixed point: `victims` [kv_heads] leave, then the ticket's tokens take slots ([kv_heads]
-  // out). Waits for seals where slots lack.
+  // The fixed point, after AwaitSlots: `victims` leave, then the ticket's tokens take slots
+  // ([kv_heads] out), and what they need is noted and returned.
   struct PlaceArgs {
     std::span<const std::vector<int32_t>> victims;
     std::span<const int64_t> positions;
-    Need need;                          // Metadata is charged by the caller.
-    uint64_t lower_capacity_bytes = 0;  // What the lower tiers could hold in all.
-    absl::Duration deadline;
+    LowerRoom room;
   };
-  //   kResourceExhausted  LOWER_TIERS_FULL, DEVICE_FULL; nothing changed
-  absl::Status Place(const Ticket& ticket, const PlaceArgs& args,
-                     std::vector<std::vector<int32_t>>* slots) ABSL_LOCKS_EXCLUDED(mu_);
+  //   kResourceExhausted  LOWER_TIERS_FULL; nothing changed
+  absl::StatusOr<Need> Place(const Ticket& ticket, const PlaceArgs& args,
+                             std::vector<std::vector<int32_t>>* slots) ABSL_LOCKS_EXCLUDED(mu_);
   // Commits the ticket's tokens; returns whether blocks became complete.
   bool Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,
               Lengths* lengths) ABSL_LOCKS_EXCLUDED(mu_);
@@ -194,6 +216,8 @@ class Cache {
   absl::Status LayOut(OpenedSequence& sequence, std::byte* pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Need NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const;
+  Need NeedLocked(const Ticket& ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SequenceSummary Summarise(const OpenedSequence& sequence) const

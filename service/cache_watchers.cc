@@ -146,6 +146,11 @@ void Cache::CheckInvariants() {
   for (const auto& [name, sequence] : sequences_) {
     const Sequence& facts = sequence->facts;
     facts.CheckInvariants();
+    const Need need = NeedOfBlocks(*sequence, static_cast<int32_t>(facts.blocks.size()));
+    EBBTIDE_CHECK(facts.promised_bytes == need.record_bytes,
+                  "what is promised below is one record for each block");
+    EBBTIDE_CHECK(facts.metadata_bytes == need.metadata_bytes,
+                  "metadata is charged once for each block");
     promised += facts.promised_bytes;
     metadata += facts.metadata_bytes;
     pool += facts.pool_bytes;

@@ -25,7 +25,10 @@ class PlainEngine final : public Engine {
               uint64_t staging_bytes)
       : parts_(parts),
         pool_(std::move(pool)),
-        tiers_{.host = parts.host, .host_budget = parts.host_budget, .rocksdb = parts.rocksdb},
+        tiers_{.host = parts.host,
+               .host_budget = parts.host_budget,
+               .staging_bytes = staging_bytes,
+               .rocksdb = parts.rocksdb},
         staging_(staging_bytes),
         cache_({.device_budget_bytes = pool_.bytes().size(),
                 .default_recall = options.default_recall,
@@ -55,7 +58,10 @@ class PlainEngine final : public Engine {
   }
 
   absl::StatusOr<uint64_t> Truncate(std::string_view sequence, uint64_t length) override {
-    return Counted(cache_.Truncate(sequence, length));
+    EBBTIDE_ASSIGN_OR_RETURN(const Cache::Truncated truncated,
+                             Counted(cache_.Truncate(sequence, length)));
+    mover_.ReleaseHost(truncated.metadata_bytes);
+    return truncated.length;
   }
 
   absl::Status CloseSequence(std::string_view sequence) override {

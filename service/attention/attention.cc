@@ -142,29 +142,26 @@ absl::Status Attention::TakeSlots(Work& work) {
 
 absl::Status Attention::PlaceBeforeDeadline(Work& work,
                                             std::span<const std::vector<int32_t>> victims) {
-  const Cache::Need need = cache_.NeedOf(work.ticket);
-  EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(need.metadata_bytes, work.call.deadline));
-  const Model& model = *work.sequence().model;
-  const uint64_t record_bytes = model.geometry.record(model.fingerprint).record_bytes();
   for (;;) {
-    const absl::Duration now = clock_.SinceStart();
     // Slots come free as seals are confirmed; between tries the carriers are reminded of them.
-    const absl::Duration until = std::min(work.call.deadline, now + absl::Milliseconds(50));
-    const absl::Status status = cache_.Place(
-        work.ticket,
-        {.victims = victims,
-         .positions = work.item.positions,
-         .need = need,
-         .lower_capacity_bytes = mover_.CapacityBytes(record_bytes, cache_.metadata_bytes()),
-         .deadline = until},
-        &work.slots);
-    if (status.ok()) return status;
-    if (ReasonOf(status) != "DEVICE_FULL" || clock_.SinceStart() >= work.call.deadline) {
-      mover_.ReleaseHost(need.metadata_bytes);
-      return status;
-    }
+    const absl::Duration until =
+        std::min(work.call.deadline, clock_.SinceStart() + absl::Milliseconds(50));
+    const absl::Status status = cache_.AwaitSlots(work.ticket, victims, until);
+    if (status.ok()) break;
+    if (clock_.SinceStart() >= work.call.deadline) return status;
     mover_.Kick();
   }
+  // With the slots sure, one reservation: host memory first, since it may have to be made free.
+  const Model& model = *work.sequence().model;
+  const uint64_t record_bytes = model.geometry.record(model.fingerprint).record_bytes();
+  const uint64_t reserved = cache_.NeedOf(work.ticket).metadata_bytes;
+  EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(reserved, work.call.deadline));
+  const absl::StatusOr<Cache::Need> taken = cache_.Place(
+      work.ticket,
+      {.victims = victims, .positions = work.item.positions, .room = mover_.RoomOf(record_bytes)},
+      &work.slots);
+  mover_.ReleaseHost(reserved - (taken.ok() ? taken->metadata_bytes : 0));
+  return taken.status();
 }
 
 void Attention::AppendTokens(Work& work) {

@@ -82,7 +82,10 @@ void Mover::Carry() {
   while (const auto plan = cache_.PlanSeal()) {
     if (!SealOne(*plan)) break;
   }
-  if (tiers_.rocksdb == nullptr || !IsOver(tiers_.host_budget, kDemoteAbovePercent)) return;
+  if (tiers_.rocksdb == nullptr) return;
+  // One block now and then finds out whether a tier that took none takes blocks again.
+  if (!Degraded().empty() && !MoveOneDown()) return;
+  if (!IsOver(tiers_.host_budget, kDemoteAbovePercent)) return;
   while (IsOver(tiers_.host_budget, kDemoteUntilPercent) && MoveOneDown()) {
   }
 }
@@ -161,16 +164,21 @@ absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
   return absl::OkStatus();
 }
 
-uint64_t Mover::CapacityBytes(uint64_t record_bytes, uint64_t metadata_bytes) const {
+LowerRoom Mover::RoomOf(uint64_t record_bytes) const {
   // One record's room in the host stays free, so that blocks can always move through it.
+  const uint64_t cost = tiers_.host.CostBytes(record_bytes);
   const uint64_t limit = tiers_.host_budget.limit_bytes();
-  const uint64_t taken = metadata_bytes + tiers_.host.CostBytes(record_bytes);
-  const uint64_t host = limit > taken ? (limit - taken) / tiers_.host.CostBytes(record_bytes) : 0;
-  if (tiers_.rocksdb == nullptr) return host * record_bytes;
+  LowerRoom room{.record_bytes = record_bytes,
+                 .host_bytes = limit - std::min(limit, tiers_.staging_bytes + cost),
+                 .host_record_bytes = cost};
+  if (tiers_.rocksdb == nullptr) return room;
 
+  // A tier that does not take blocks now holds what it holds.
   const storage::TierUsage usage = tiers_.rocksdb->Usage();
-  const uint64_t below = Degraded().empty() ? usage.budget_bytes : usage.used_bytes;
-  return (host + below / tiers_.rocksdb->CostBytes(record_bytes)) * record_bytes;
+  room.below_records = Degraded().empty()
+                           ? usage.budget_bytes / tiers_.rocksdb->CostBytes(record_bytes)
+                           : usage.blocks;
+  return room;
 }
 
 void Mover::Erase(std::span<const storage::BlockKey> keys) {

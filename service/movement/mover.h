@@ -32,6 +32,7 @@ inline constexpr uint64_t kDemoteUntilPercent = 75;
 struct LowerTiers {
   storage::Tier& host;
   storage::ByteBudget& host_budget;
+  uint64_t staging_bytes = 0;        // Charged to the host tier for good.
   storage::Tier* rocksdb = nullptr;  // Null: none.
 };
 
@@ -49,8 +50,8 @@ class Mover {
   absl::Status ChargeHost(uint64_t bytes, absl::Duration deadline);
   void ReleaseHost(uint64_t bytes) { tiers_.host_budget.Release(bytes); }
 
-  // What records of `record_bytes` the lower tiers could hold in all, in bytes of such records.
-  uint64_t CapacityBytes(uint64_t record_bytes, uint64_t metadata_bytes) const;
+  // For records of `record_bytes`.
+  LowerRoom RoomOf(uint64_t record_bytes) const;
 
   // Erases a closed sequence's blocks in every tier. A tier that does not answer is asked again
   // later.

@@ -8,7 +8,6 @@
 
 #include "gtest/gtest.h"
 
-#include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/element.h"
 #include "storage/rocksdb/rocksdb_tier.h"
@@ -149,7 +148,8 @@ Geometry SmallGeometry() {
 }
 
 EngineStand::EngineStand(const EngineSetup& setup)
-    : backend_(setup.threads),
+    : clock_(setup.clock != nullptr ? *setup.clock : SteadyClock()),
+      backend_(setup.threads),
       carriers_(MakeThreadExecutor("carry", 1, 64)),
       parallel_(setup.threads),
       host_budget_(setup.host_bytes) {
@@ -157,19 +157,21 @@ EngineStand::EngineStand(const EngineSetup& setup)
   EBBTIDE_CHECK(host.ok(), "the host tier opens");
   host_ = *std::move(host);
   if (setup.rocksdb_bytes > 0) {
-    auto rocksdb = storage::RocksdbTier::Create(
-        {.folder = folder_.path() / "rocksdb", .budget_bytes = setup.rocksdb_bytes});
+    auto rocksdb = storage::RocksdbTier::Create({.folder = folder_.path() / "rocksdb",
+                                                 .budget_bytes = setup.rocksdb_bytes,
+                                                 .calls = setup.file_calls});
     EBBTIDE_CHECK(rocksdb.ok(), "the RocksDB tier opens");
     rocksdb_ = *std::move(rocksdb);
   }
   if (setup.wrap_host) wrapped_host_ = setup.wrap_host(*host_);
+  if (setup.wrap_backend) wrapped_backend_ = setup.wrap_backend(backend_);
   if (setup.wrap_rocksdb && rocksdb_ != nullptr) wrapped_rocksdb_ = setup.wrap_rocksdb(*rocksdb_);
   auto engine = service::Engine::Create(
-      {.device_budget_bytes = setup.device_bytes},
-      {.clock = SteadyClock(),
+      {.device_budget_bytes = setup.device_bytes, .idle_timeout = setup.idle_timeout},
+      {.clock = clock_,
        .carriers = setup.carriers != nullptr ? *setup.carriers : *carriers_,
        .parallel = parallel_,
-       .backend = backend_,
+       .backend = wrapped_backend_ != nullptr ? *wrapped_backend_ : backend_,
        .host = wrapped_host_ != nullptr ? *wrapped_host_ : *host_,
        .host_budget = host_budget_,
        .rocksdb = wrapped_rocksdb_ != nullptr ? wrapped_rocksdb_.get() : rocksdb_.get(),
@@ -184,7 +186,7 @@ EngineStand::~EngineStand() {
 }
 
 void EngineStand::Settle() {
-  ASSERT_TRUE(engine_->Settle(SteadyClock().SinceStart() + absl::Seconds(10)))
+  ASSERT_TRUE(engine_->Settle(clock_.SinceStart() + absl::Seconds(10)))
       << "blocks are still unsealed";
 }
 
@@ -216,7 +218,7 @@ service::StepAnswer Worker::Step(const Call& call) {
       .Step({.layer = static_cast<uint32_t>(call.layer),
              .phase = call.phase,
              .prompt_end = call.prompt_end,
-             .deadline = SteadyClock().SinceStart() + call.patience},
+             .deadline = clock_.SinceStart() + call.patience},
             {&item, 1})
       .front();
 }

@@ -14,11 +14,13 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/executor.h"
 #include "gpu/cpu/cpu_backend.h"
 #include "service/engine.h"
 #include "storage/byte_budget.h"
 #include "storage/host/host_tier.h"
+#include "storage/rocksdb/file_calls.h"
 #include "storage/tier.h"
 #include "tests/support/temp_folder.h"
 
@@ -29,10 +31,14 @@ struct EngineSetup {
   uint64_t host_bytes = 64 << 20;
   uint64_t rocksdb_bytes = 0;  // 0: none.
   int threads = 2;
-  Executor* carriers = nullptr;  // Null: a thread of the stand's own.
-  // Puts a decorator between the engine and a tier.
+  Executor* carriers = nullptr;              // Null: a thread of the stand's own.
+  Clock* clock = nullptr;                    // Null: the steady one.
+  storage::FileCalls* file_calls = nullptr;  // Of the RocksDB tier; null: the kernel's.
+  absl::Duration idle_timeout = absl::Minutes(10);
+  // Puts a decorator between the engine and a tier, or its device.
   std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_host = {};
   std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_rocksdb = {};
+  std::function<std::unique_ptr<gpu::Backend>(gpu::Backend&)> wrap_backend = {};
 };
 
 class EngineStand {
@@ -44,12 +50,14 @@ class EngineStand {
   storage::ByteBudget& host_budget() { return host_budget_; }
   storage::HostTier& host() { return *host_; }
   storage::Tier* rocksdb() { return rocksdb_.get(); }
+  Clock& clock() { return clock_; }
   std::string folder() const { return folder_.path().string(); }
   // Everything complete is sealed; fails the test after ten seconds.
   void Settle();
 
  private:
   TempFolder folder_;
+  Clock& clock_;
   gpu::CpuBackend backend_;
   std::unique_ptr<Executor> carriers_;
   ParallelFor parallel_;
@@ -58,6 +66,7 @@ class EngineStand {
   std::unique_ptr<storage::Tier> rocksdb_;
   std::unique_ptr<storage::Tier> wrapped_host_;
   std::unique_ptr<storage::Tier> wrapped_rocksdb_;
+  std::unique_ptr<gpu::Backend> wrapped_backend_;
   std::unique_ptr<service::Engine> engine_;
 };
 
@@ -82,8 +91,10 @@ service::Geometry SmallGeometry();  // 2 layers, 4 query heads, 2 kv heads of 16
 // A worker of one sequence.
 class Worker {
  public:
-  Worker(service::Engine& engine, const Tokens& tokens, std::string sequence)
-      : engine_(engine), tokens_(tokens), sequence_(std::move(sequence)) {}
+  // `clock` is the engine's.
+  Worker(service::Engine& engine, const Tokens& tokens, std::string sequence,
+         Clock& clock = SteadyClock())
+      : engine_(engine), tokens_(tokens), sequence_(std::move(sequence)), clock_(clock) {}
 
   service::OpenArgs open;  // Budget, policy, …; sequence and model are filled in.
 
@@ -108,6 +119,7 @@ class Worker {
   service::Engine& engine_;
   const Tokens& tokens_;
   const std::string sequence_;
+  Clock& clock_;
 };
 
 }  // namespace ebbtide::test

@@ -12,7 +12,7 @@ namespace {
 
 using service::Ticket;
 
-constexpr uint64_t kPlenty = uint64_t{1} << 40;
+constexpr service::LowerRoom kPlenty = {.record_bytes = 1 << 20, .below_records = 1 << 20};
 
 // What a record costs does not depend on who asks.
 uint64_t BudgetFor(int32_t blocks) {
@@ -80,14 +80,12 @@ void CacheStand::Place(const Ticket& ticket, const std::vector<int32_t>& victims
   const std::vector<std::vector<int32_t>> victims_of_lanes(static_cast<size_t>(geometry.kv_heads),
                                                            victims);
   std::vector<std::vector<int32_t>> slots;
-  const absl::Status status = cache_.Place(ticket,
-                                           {.victims = victims_of_lanes,
-                                            .positions = {},
-                                            .need = cache_.NeedOf(ticket),
-                                            .lower_capacity_bytes = kPlenty,
-                                            .deadline = clock_.SinceStart()},
-                                           &slots);
-  EBBTIDE_CHECK(status.ok(), "there are slots");
+  EBBTIDE_CHECK(cache_.AwaitSlots(ticket, victims_of_lanes, clock_.SinceStart()).ok(),
+                "there are slots");
+  EBBTIDE_CHECK(
+      cache_.Place(ticket, {.victims = victims_of_lanes, .positions = {}, .room = kPlenty}, &slots)
+          .ok(),
+      "there is room");
   const std::vector<std::byte> keys = tokens_.Keys(ticket.layer, ticket.first_index, ticket.tokens);
   const std::vector<std::byte> values =
       tokens_.Values(ticket.layer, ticket.first_index, ticket.tokens);

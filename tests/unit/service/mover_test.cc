@@ -504,29 +504,29 @@ TEST(MoverTest, CapacityOfTheHostLeavesOneRecordsRoom) {
   CacheStand stand({.host_blocks = 10});
   const uint64_t record = stand.record_bytes();
 
-  EXPECT_EQ(stand.mover().CapacityBytes(record, 0), 9 * record);
-  EXPECT_EQ(stand.mover().CapacityBytes(record, 1), 8 * record);
-  EXPECT_EQ(stand.mover().CapacityBytes(record, 8 * stand.host_cost()), record);
-  EXPECT_EQ(stand.mover().CapacityBytes(record, 9 * stand.host_cost()), 0U);
-  EXPECT_EQ(stand.mover().CapacityBytes(record, stand.host_budget().limit_bytes()), 0U);
-  EXPECT_EQ(stand.mover().CapacityBytes(record, uint64_t{1} << 40), 0U);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), 9 * record);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(1), 8 * record);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(8 * stand.host_cost()), record);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(9 * stand.host_cost()), 0U);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(stand.host_budget().limit_bytes()), 0U);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(uint64_t{1} << 40), 0U);
 }
 
 TEST(MoverTest, CapacityBelowAddsUnlessTheTierIsDegraded) {
   CacheStand stand({.host_blocks = 2, .below_blocks = 5});
   const uint64_t record = stand.record_bytes();
-  EXPECT_EQ(stand.mover().CapacityBytes(record, 0), (1 + 5) * record);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), (1 + 5) * record);
   stand.Open("a");
   stand.Append("a", 0, 2 * kPage);
   stand.Carry();
   ASSERT_EQ(stand.below().Usage().blocks, 1U);
-  EXPECT_EQ(stand.mover().CapacityBytes(record, 0), (1 + 5) * record);
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), (1 + 5) * record);
 
   stand.below().Set({.refuse = 1});
   stand.Append("a", 2 * kPage, 2 * kPage);
   stand.Carry();
 
-  EXPECT_EQ(stand.mover().CapacityBytes(record, 0), (1 + 1) * record);  // What lies there stays.
+  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), (1 + 1) * record);  // What lies there stays.
 }
 
 }  // namespace

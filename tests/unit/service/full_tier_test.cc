@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A worker whose tiers fill up under it: refused where it can still turn back, told what is free,
+// and taken up again once there is room.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "service/reason.h"
+#include "tests/support/engine_stand.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/stepped_executor.h"
+
+namespace ebbtide::service {
+namespace {
+
+using test::EngineStand;
+using test::StatusIs;
+using test::Tokens;
+using test::Worker;
+using testing::HasSubstr;
+
+class FullTierTest : public testing::TestWithParam<uint64_t> {
+ protected:
+  // Prefills until a step is refused; returns the tokens that are in.
+  int32_t FillUp(Worker& worker, StepAnswer* refusal) {
+    for (int32_t first = 0;; first += 32) {
+      for (int layer = 0; layer < tokens_.geometry.layers; ++layer) {
+        *refusal = worker.Step({.layer = layer,
+                                .first = first,
+                                .count = 32,
+                                .phase = Phase::kPrefill,
+                                .sends_queries = false});
+        if (refusal->status.ok()) continue;
+        EXPECT_EQ(layer, 0) << "refused in mid-step";
+        return first;
+      }
+      engine_.Settle();  // All that was promised room finds it.
+      engine_.engine().CheckInvariants();
+    }
+  }
+
+  const Tokens tokens_{.geometry = test::SmallGeometry()};
+  EngineStand engine_{{.host_bytes = 512 << 10, .rocksdb_bytes = GetParam()}};
+};
+
+TEST_P(FullTierTest, PromptThatOutgrowsTheTiersIsRefusedWholeAndGoesOnOnceThereIsRoom) {
+  Worker first(engine_.engine(), tokens_, "first");
+  first.open = {.policy = "keydiff", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  Worker second(engine_.engine(), tokens_, "second");
+  second.open = first.open;
+  ASSERT_OK(first.Open().status());
+  ASSERT_OK(second.Open().status());
+  StepAnswer refusal;
+  ASSERT_GT(FillUp(first, &refusal), 0);
+
+  const int32_t in = FillUp(second, &refusal);
+
+  EXPECT_THAT(refusal.status,
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("B are free")));
+  EXPECT_EQ(ReasonOf(refusal.status), "LOWER_TIERS_FULL");
+  EXPECT_EQ(refusal.length, static_cast<uint64_t>(in));
+  EXPECT_EQ(refusal.committed, static_cast<uint64_t>(in));
+
+  ASSERT_OK(engine_.engine().CloseSequence("first"));
+  EXPECT_OK(second.StepAllLayers({.first = in, .count = 32, .phase = Phase::kPrefill}).status);
+  engine_.Settle();
+  engine_.engine().CheckInvariants();
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, FullTierTest, testing::Values(0, 33 << 20), [](const auto& test) {
+  return test.param == 0 ? "HostAlone" : "HostAndRocksdb";
+});
+
+// Slots first, host memory after: a call that waits for slots holds nothing others could use.
+TEST(ReservationTest, CallThatFindsNoSlotsNeverChargedTheHost) {
+  const Tokens tokens{.geometry = test::SmallGeometry()};
+  test::SteppedExecutor carriers;  // Nothing is sealed.
+  class Spy final : public Clock {
+   public:
+    absl::Duration SinceStart() const override {
+      if (budget != nullptr) most_used = std::max(most_used, budget->used_bytes());
+      return SteadyClock().SinceStart();
+    }
+    storage::ByteBudget* budget = nullptr;
+    mutable uint64_t most_used = 0;
+  } clock;
+  EngineStand engine({.carriers = &carriers, .clock = &clock});
+  Worker worker(engine.engine(), tokens, "a");
+  worker.open = {.policy = "keydiff", .recall = "off", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  StepAnswer answer;
+  int32_t first = 0;
+  uint64_t used = 0;
+  for (; answer.status.ok(); first += 32) {
+    used = engine.host_budget().used_bytes();
+    clock.budget = &engine.host_budget();
+    clock.most_used = 0;
+    answer = worker.StepAllLayers({.first = first,
+                                   .count = 32,
+                                   .phase = Phase::kPrefill,
+                                   .sends_queries = false,
+                                   .patience = absl::Milliseconds(1)});
+    clock.budget = nullptr;
+  }
+
+  EXPECT_EQ(ReasonOf(answer.status), "DEVICE_FULL");
+  EXPECT_GT(first, 32);
+  EXPECT_EQ(clock.most_used, used);
+}
+
+}  // namespace
+}  // namespace ebbtide::service
