@@ -449,7 +449,9 @@ bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t obser
 
 void Cache::Abandon(const Ticket& ticket) {
   const absl::MutexLock lock(&mu_);
-  ticket.sequence->facts.layers[static_cast<size_t>(ticket.layer)].in_flight = false;
+  Sequence& facts = ticket.sequence->facts;
+  facts.layers[static_cast<size_t>(ticket.layer)].in_flight = false;
+  facts.last_call = clock_.SinceStart();
 }
 
 void Cache::CountForgotten(const Sequence& facts, std::string_view reason) {

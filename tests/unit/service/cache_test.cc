@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the model promises, charges and gives back, call by call, with time under the test's hand.
+
+#include "service/cache.h"
+
+#include <cstddef>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/support/engine_stand.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/status_matchers.h"
+
+namespace ebbtide::service {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr LowerRoom kPlenty = {.record_bytes = 1 << 20, .below_records = 1 << 20};
+constexpr absl::Duration kIdle = absl::Minutes(1);
+
+class CacheTest : public testing::Test {
+ protected:
+  CacheTest()
+      : pool_(1 << 20),
+        cache_(
+            {.device_budget_bytes = pool_.size(), .default_recall = "off", .idle_timeout = kIdle},
+            clock_) {
+    EXPECT_OK(cache_.RegisterModel("m", test::SmallGeometry(), "").status());
+    EXPECT_OK(cache_
+                  .Open({.sequence = "a",
+                         .model = "m",
+                         .policy = "h2o",
+                         .budget_tokens = 64,
+                         .chunk_tokens = 64},
+                        pool_.data())
+                  .status());
+  }
+
+  Ticket Begin(uint32_t layer, uint64_t first, int32_t tokens) {
+    Lengths lengths;
+    auto ticket = cache_.Begin(
+        {.sequence = "a", .layer = layer, .first_index = first, .tokens = tokens}, &lengths);
+    EXPECT_OK(ticket.status());
+    return *std::move(ticket);
+  }
+
+  Cache::Need Place(const Ticket& ticket) {
+    const std::vector<std::vector<int32_t>> victims(2);
+    std::vector<std::vector<int32_t>> slots;
+    EXPECT_OK(cache_.AwaitSlots(ticket, victims, clock_.SinceStart()));
+    const auto need =
+        cache_.Place(ticket, {.victims = victims, .positions = {}, .room = kPlenty}, &slots);
+    EXPECT_OK(need.status());
+    return *need;
+  }
+
+  void Finish(const Ticket& ticket) {
+    Lengths lengths;
+    cache_.Finish(ticket, {}, 0, &lengths);
+  }
+
+  void Append(uint64_t first, int32_t tokens) {
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const Ticket ticket = Begin(layer, first, tokens);
+      Place(ticket);
+      Finish(ticket);
+    }
+  }
+
+  test::FakeClock clock_;
+  std::vector<std::byte> pool_;
+  Cache cache_;
+};
+
+TEST_F(CacheTest, LayersOfOneStepThatComeTogetherNeedItsBlocksOnce) {
+  const Ticket first = Begin(0, 0, 20);
+  const Ticket second = Begin(1, 0, 20);
+  ASSERT_EQ(cache_.NeedOf(first).blocks, 2);
+  ASSERT_EQ(cache_.NeedOf(second).blocks, 2);
+
+  const Cache::Need by_first = Place(first);
+  const Cache::Need by_second = Place(second);
+
+  EXPECT_EQ(by_first.blocks, 2);
+  EXPECT_EQ(by_second.blocks, 0);
+  EXPECT_EQ(cache_.promised_bytes(), by_first.record_bytes);
+  EXPECT_EQ(cache_.metadata_bytes(), by_first.metadata_bytes);
+  Finish(first);
+  Finish(second);
+  cache_.CheckInvariants();
+}
+
+TEST_F(CacheTest, TruncateGivesBackWhatTheBlocksItDropsTook) {
+  Append(0, 18);
+  const uint64_t promised = cache_.promised_bytes();
+  const uint64_t metadata = cache_.metadata_bytes();
+
+  for (int round = 0; round < 3; ++round) {
+    const Ticket ticket = Begin(0, 18, 40);  // Tokens of three blocks more, in one layer.
+    const Cache::Need need = Place(ticket);
+    Finish(ticket);
+    ASSERT_EQ(need.blocks, 2);
+    ASSERT_EQ(cache_.promised_bytes(), promised + need.record_bytes);
+
+    const auto truncated = cache_.Truncate("a", 18);
+
+    ASSERT_OK(truncated.status());
+    EXPECT_EQ(truncated->metadata_bytes, need.metadata_bytes);
+    EXPECT_EQ(cache_.promised_bytes(), promised);
+    EXPECT_EQ(cache_.metadata_bytes(), metadata);
+  }
+  cache_.CheckInvariants();
+}
+
+TEST_F(CacheTest, TruncateWithinABlockGivesNothingBack) {
+  Append(0, 24);
+
+  const auto truncated = cache_.Truncate("a", 17);
+
+  ASSERT_OK(truncated.status());
+  EXPECT_EQ(truncated->metadata_bytes, 0U);
+  cache_.CheckInvariants();
+}
+
+TEST_F(CacheTest, SequenceIsNotIdleWhileACallOfItRunsNorRightAfter) {
+  const Ticket ticket = Begin(0, 0, 1);
+  clock_.Advance(2 * kIdle);
+  EXPECT_THAT(cache_.Idle(), IsEmpty());
+
+  cache_.Abandon(ticket);  // As ReadPages and refused calls end.
+
+  EXPECT_THAT(cache_.Idle(), IsEmpty());
+  clock_.Advance(kIdle);
+  EXPECT_THAT(cache_.Idle(), ElementsAre("a"));
+}
+
+TEST_F(CacheTest, LongAppendCountsFromItsEnd) {
+  const Ticket ticket = Begin(0, 0, 1);
+  Place(ticket);
+  clock_.Advance(2 * kIdle);
+
+  Finish(ticket);
+
+  EXPECT_THAT(cache_.Idle(), IsEmpty());
+}
+
+// A watcher that polls must not keep what its worker left behind.
+TEST_F(CacheTest, WatchingASequenceDoesNotKeepItAlive) {
+  clock_.Advance(kIdle);
+
+  EXPECT_EQ(cache_.List("", 10).size(), 1U);
+  EXPECT_OK(cache_.Describe({.sequence = "a", .with_lanes = true, .with_tokens = true}).status());
+
+  EXPECT_THAT(cache_.Idle(), ElementsAre("a"));
+}
+
+TEST_F(CacheTest, OpeningAgainKeepsItAlive) {
+  clock_.Advance(kIdle);
+
+  EXPECT_OK(cache_
+                .Open({.sequence = "a",
+                       .model = "m",
+                       .policy = "h2o",
+                       .budget_tokens = 64,
+                       .chunk_tokens = 64},
+                      pool_.data())
+                .status());
+
+  EXPECT_THAT(cache_.Idle(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace ebbtide::service
