@@ -73,12 +73,9 @@ class Climb {
     for (int round = 0; round < kRoundsMax; ++round) {
       std::vector<Choice> choices = Choose(target, by_experience);
       if (choices.empty()) return;
-      if (tools_.clock.SinceStart() >= tools_.deadline) {
-        stopped_by_ = "DEADLINE";
-        return;
-      }
-      Read(choices);
+      const bool has_time = Read(choices);
       Compose();
+      if (!has_time) return;
     }
     if (!Choose(target, by_experience).empty()) ReadTheRest();
   }
@@ -261,9 +258,13 @@ class Climb {
     return lanes_[doubt.lane].pages()[doubt.page];
   }
 
-  // Reads the chosen rungs, a staging share at a time.
-  void Read(std::span<const Choice> choices) {
+  // Reads the chosen rungs, a staging share at a time; false where time ran out before the last.
+  bool Read(std::span<const Choice> choices) {
     for (size_t first = 0; first < choices.size();) {
+      if (tools_.clock.SinceStart() >= tools_.deadline) {
+        stopped_by_ = "DEADLINE";
+        return false;
+      }
       size_t end = first;
       uint64_t bytes = 0;
       while (end < choices.size() && (end == first || bytes < tools_.source.group_bytes())) {
@@ -273,6 +274,7 @@ class Climb {
       ReadGroup(choices.subspan(first, end - first));
       first = end;
     }
+    return true;
   }
 
   static storage::PagePart PartOf(Rung rung) {
