@@ -37,12 +37,15 @@ struct AttendArgs {
 //             lse[r] = log sum_s exp(z[r,s]);  output[r] = sum_s exp(z[r,s] - lse[r]) * value[s]
 //   Layout    row-major, dense; slots follow each other in the order of `extents`
 //   Units     natural logarithm
-//   Numerics  products and sums in f32; CPU within 1e-6 relative of the f64 reference on outputs of
-//             unit scale, logits within AttendLogitError; K or V of hidden slots is never used
-//   Repeats   bit for bit, for one build and SIMD target: neither threads nor other lanes matter
+//   Numerics  products and sums in f32, parts joined in f64; CPU and CUDA within 1e-6 relative of
+//   the
+//             f64 reference on outputs of unit scale, logits within AttendLogitError; K or V of
+//             hidden slots is never used
+//   Repeats   bit for bit, for one build and SIMD target or GPU: neither threads, blocks nor other
+//             lanes matter
 //   Cost      4 * group * queries * slots * head_dim flops; reads each key and value once per tile
 //             of rows
-//   Order     done on return
+//   Order     done on return; CUDA: gpu/cuda/kernels.h
 //   Source    online softmax, arXiv:1805.02867; split-KV partials, flash-decoding
 void AttendReference(const AttendArgs& args);
 void AttendCpu(const AttendArgs& args);

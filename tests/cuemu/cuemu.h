@@ -25,7 +25,6 @@
 #define __shared__ static
 #undef __launch_bounds__
 #define __launch_bounds__(...)
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
 
 #define threadIdx (::cuemu::Here().thread)
 #define blockIdx (::cuemu::Here().block)

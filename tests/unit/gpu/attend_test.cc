@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attend on every SIMD target against the reference, and both against what the contract promises:
-// hidden slots never matter, errors stay within the bounds that the certificate is built on, the
-// same call gives the same bits. The reference itself is held against golden vectors in
+// Attend on every SIMD target and on CUDA against the reference, and both against what the contract
+// promises: hidden slots never matter, errors stay within the bounds that the certificate is built
+// on, the same call gives the same bits. The reference itself is held against golden vectors in
 // golden_test.cc.
 
 #include "gpu/kernels/attend.h"
@@ -105,24 +105,28 @@ SampleLane::Options RandomShape(std::mt19937_64& random) {
           .poison_empty = true};
 }
 
-using AttendOnTarget = OnTarget;
-INSTANTIATE_TEST_SUITE_P(EveryTarget, AttendOnTarget, EveryTarget(), TargetName);
+class AttendOnTarget : public OnTarget {
+ protected:
+  void Attend(const AttendArgs& args) const { Choose(&AttendCpu, &AttendOnCuda)(args); }
+};
+INSTANTIATE_TEST_SUITE_P(EveryTarget, AttendOnTarget, EveryTargetAndCuda(), TargetName);
 
 TEST_P(AttendOnTarget, AgreesWithReferenceOverRandomShapes) {
-  test::ForEachSeed(6, [](uint64_t seed) {
+  test::ForEachSeed(6, [this](uint64_t seed) {
     std::mt19937_64 random(seed);
     const SampleLane lane(RandomShape(random), random);
     const int group = std::uniform_int_distribution<int>(1, kGroupMax)(random);
+    const int most = GetParam() == "cuda" ? 5 : 40;  // Emulated, each takes its time.
     const int queries = std::uniform_int_distribution<int>(1, 2)(random) == 1
                             ? 1
-                            : std::uniform_int_distribution<int>(1, 40)(random);
+                            : std::uniform_int_distribution<int>(1, most)(random);
     Call expected(lane, group, queries, 1, random);
     Call call = expected;
     SCOPED_TRACE(testing::Message() << "head_dim " << lane.dim() << " slots " << lane.slots()
                                     << " group " << group << " queries " << queries);
 
     AttendReference(expected.Args(lane));
-    AttendCpu(call.Args(lane));
+    Attend(call.Args(lane));
 
     for (size_t i = 0; i < call.output.size(); ++i) {
       ASSERT_NEAR(call.output[i], expected.output[i], 1e-6 * (1 + std::fabs(expected.output[i])))
@@ -162,8 +166,8 @@ TEST_P(AttendOnTarget, RepeatsBitForBitWithLogitsOrWithout) {
   AttendArgs without_logits = again.Args(lane);
   without_logits.logits = {};
 
-  AttendCpu(call.Args(lane));
-  AttendCpu(without_logits);
+  Attend(call.Args(lane));
+  Attend(without_logits);
 
   EXPECT_EQ(call.output, again.output);
   EXPECT_EQ(call.lse, again.lse);
@@ -205,7 +209,7 @@ TEST_P(AttendOnTarget, NeverTouchesSlotsThatNobodySees) {
   args.extents = extents;
 
   AttendReference(expected.Args(lane));
-  AttendCpu(args);
+  Attend(args);
 
   for (size_t i = 0; i < call.output.size(); ++i) {
     EXPECT_NEAR(call.output[i], expected.output[i], 1e-6) << i;
@@ -224,7 +228,7 @@ TEST_P(AttendOnTarget, KeepsWhatOneQueryCannotSeeOutOfItsAnswer) {
     lane.set_value(49, d, std::numeric_limits<double>::quiet_NaN());
   }
 
-  AttendCpu(call.Args(lane));
+  Attend(call.Args(lane));
 
   for (size_t row = 0; row < call.rows(); ++row) {
     if (call.sees(lane, row, 49)) continue;
@@ -242,7 +246,7 @@ TEST_P(AttendOnTarget, NothingSeenIsZerosAndMinusInfinity) {
   Call call(lane, 2, 3, 1, random);
   call.query_index = {-1, -1, 5};
 
-  AttendCpu(call.Args(lane));
+  Attend(call.Args(lane));
 
   for (const size_t row : {0U, 1U, 3U, 4U}) {
     EXPECT_EQ(call.lse[row], kMinusInfinity) << row;
@@ -260,25 +264,25 @@ TEST_P(AttendOnTarget, NoExtentsAndNoQueriesAreAnswered) {
   std::vector<float> lse(2, 1.0F);
   const int32_t last = 7;
 
-  AttendCpu({.head_dim = 8,
-             .group = 2,
-             .scale = 1,
-             .extents = {},
-             .query = query,
-             .query_index = {&last, 1},
-             .output = output,
-             .lse = lse,
-             .logits = {}});
-  AttendCpu({.head_dim = 8,
-             .group = 2,
-             .queries = 0,
-             .scale = 1,
-             .extents = {},
-             .query = {},
-             .query_index = {},
-             .output = {},
-             .lse = {},
-             .logits = {}});
+  Attend({.head_dim = 8,
+          .group = 2,
+          .scale = 1,
+          .extents = {},
+          .query = query,
+          .query_index = {&last, 1},
+          .output = output,
+          .lse = lse,
+          .logits = {}});
+  Attend({.head_dim = 8,
+          .group = 2,
+          .queries = 0,
+          .scale = 1,
+          .extents = {},
+          .query = {},
+          .query_index = {},
+          .output = {},
+          .lse = {},
+          .logits = {}});
 
   EXPECT_EQ(output, std::vector<float>(16, 0.0F));
   EXPECT_EQ(lse, std::vector<float>(2, kMinusInfinity));
@@ -300,7 +304,7 @@ TEST_P(AttendOnTarget, LogitErrorHoldsForSumsThatAlwaysRoundUp) {
     }
     AttendArgs args = call.Args(lane);
 
-    AttendCpu(args);
+    Attend(args);
 
     const auto query_norm = static_cast<float>(Norm(call.query.data(), lane.dim()) * (1 + 1e-6));
     for (size_t s = 0; s < lane.slots(); ++s) {
@@ -316,7 +320,7 @@ TEST_P(AttendOnTarget, LogitErrorHoldsForSumsThatAlwaysRoundUp) {
 }
 
 TEST_P(AttendOnTarget, LogitErrorHoldsForSumsThatCancel) {
-  test::ForEachSeed(20, [](uint64_t seed) {
+  test::ForEachSeed(20, [this](uint64_t seed) {
     std::mt19937_64 random(seed);
     const int head_dim = std::uniform_int_distribution<int>(2, kHeadDimMax)(random);
     SampleLane lane({.dtype = Dtype::kF32, .head_dim = head_dim, .slots = 80}, random);
@@ -330,7 +334,7 @@ TEST_P(AttendOnTarget, LogitErrorHoldsForSumsThatCancel) {
     }
     AttendArgs args = call.Args(lane);
 
-    AttendCpu(args);
+    Attend(args);
 
     for (size_t i = 0; i < call.logits.size(); ++i) {
       const size_t row = i / lane.slots();
@@ -356,7 +360,7 @@ TEST_P(AttendOnTarget, SumErrorHoldsWhereEveryTileRaisesTheMaximum) {
     for (size_t d = 0; d < lane.dim(); ++d) lane.set_value(s, d, std::fabs(lane.value(s, d)));
   }
 
-  AttendCpu(call.Args(lane));
+  Attend(call.Args(lane));
 
   const double peak = *std::max_element(call.logits.begin(), call.logits.end());
   long double mass = 0;

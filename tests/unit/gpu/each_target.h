@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a test once for each SIMD target of this build, forced, and where asked on the reference
-// loops too; a target that this CPU lacks says "not run".
+// Runs a test once for each SIMD target of this build, forced, and where asked on CUDA and on the
+// reference loops too; a target that this CPU lacks, or CUDA without its headers, says "not run".
 //
-//   using AttendOnTarget = OnTarget;
+//   class AttendOnTarget : public OnTarget { … Choose(&AttendCpu, &AttendOnCuda)(args) … };
 //   TEST_P(AttendOnTarget, AgreesWithReference) { … }
-//   INSTANTIATE_TEST_SUITE_P(EveryTarget, AttendOnTarget, EveryTarget(), TargetName);
+//   INSTANTIATE_TEST_SUITE_P(EveryTarget, AttendOnTarget, EveryTargetAndCuda(), TargetName);
 
 #pragma once
 
@@ -14,17 +14,32 @@
 #include "gtest/gtest.h"
 
 #include "gpu/cpu/simd_targets.h"
+#include "tests/unit/gpu/on_cuda.h"
 
 namespace ebbtide::gpu {
 
 class OnTarget : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
+    if (GetParam() == "cuda") {
+      if (!kHasCuda) GTEST_SKIP() << "not run: this build has no cuda_runtime.h";
+      // The emulator's fibers do not survive a fork under the thread sanitizer.
+      GTEST_FLAG_SET(death_test_style, "threadsafe");
+      return;
+    }
     if (GetParam() != "reference" && !ForceSimdTarget(GetParam()).ok()) {
       GTEST_SKIP() << "not run: this build or CPU has no " << GetParam();
     }
   }
-  void TearDown() override { ASSERT_TRUE(ForceSimdTarget("auto").ok()); }
+  void TearDown() override {
+    GTEST_FLAG_SET(death_test_style, "fast");
+    ASSERT_TRUE(ForceSimdTarget("auto").ok());
+  }
+
+  template <class Function>
+  Function* Choose(Function* cpu, Function* cuda) const {
+    return GetParam() == "cuda" ? cuda : cpu;
+  }
 };
 
 // With "reference" among the targets.
@@ -34,10 +49,17 @@ class OnReferenceAndTarget : public OnTarget {
   Function* Choose(Function* reference, Function* cpu) const {
     return GetParam() == "reference" ? reference : cpu;
   }
+  template <class Function>
+  Function* Choose(Function* reference, Function* cpu, Function* cuda) const {
+    return GetParam() == "cuda" ? cuda : Choose(reference, cpu);
+  }
 };
 
 inline auto EveryTarget() {
   return testing::Values("avx512", "avx2", "sse4");
+}
+inline auto EveryTargetAndCuda() {
+  return testing::Values("avx512", "avx2", "sse4", "cuda");
 }
 inline auto ReferenceAndEveryTarget() {
   return testing::Values("reference", "avx512", "avx2", "sse4");

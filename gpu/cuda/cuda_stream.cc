@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "gpu/cuda/cuda_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/bytes.h"
+#include "gpu/cuda/cuda_status.h"
+
+namespace ebbtide::gpu {
+namespace {
+
+constexpr size_t kStagingBytes = size_t{1} << 20;   // Lists of some thousand lanes.
+constexpr size_t kScratchBytes = size_t{16} << 20;  // Partials of a decode step.
+constexpr size_t kAlignment = 256;                  // cudaMalloc's own.
+
+absl::StatusOr<std::byte*> AllocateDevice(size_t bytes) {
+  void* memory = nullptr;
+  EBBTIDE_RETURN_IF_ERROR(CudaStatus(absl::StrCat("device memory of ", FormatBytes(bytes)),
+                                     cudaMalloc(&memory, bytes)));
+  return static_cast<std::byte*>(memory);
+}
+
+absl::StatusOr<std::byte*> AllocatePinned(size_t bytes) {
+  void* memory = nullptr;
+  EBBTIDE_RETURN_IF_ERROR(CudaStatus(absl::StrCat("pinned memory of ", FormatBytes(bytes)),
+                                     cudaHostAlloc(&memory, bytes, cudaHostAllocDefault)));
+  return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+// What cannot be freed is the device's, which is lost then: nobody is told.
+void CudaStream::FreeDevice::operator()(std::byte* memory) const {
+  (void)cudaFree(memory);
+}
+void CudaStream::FreeHost::operator()(std::byte* memory) const {
+  (void)cudaFreeHost(memory);
+}
+
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Make() {
+  cudaStream_t handle = nullptr;
+  EBBTIDE_RETURN_IF_ERROR(
+      CudaStatus("stream", cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)));
+  return std::unique_ptr<CudaStream>(new CudaStream(handle));
+}
+
+CudaStream::~CudaStream() {
+  (void)cudaStreamSynchronize(handle_);
+  (void)cudaStreamDestroy(handle_);
+}
+
+absl::Status CudaStream::Wait() {
+  EBBTIDE_RETURN_IF_ERROR(CudaStatus("wait", cudaStreamSynchronize(handle_)));
+  outgrown_.clear();
+  if (staging_.size() > 1) staging_.erase(staging_.begin(), staging_.end() - 1);
+  if (!staging_.empty()) staging_.back().used = staging_.back().carried = 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CudaStream::Twin> CudaStream::TakeTwin(size_t bytes) {
+  bytes = RoundUp(bytes, kAlignment);
+  if (staging_.empty() || staging_.back().bytes - staging_.back().used < bytes) {
+    // Twice the last, so that a stream soon has one that holds all between two waits.
+    const size_t last = staging_.empty() ? kStagingBytes / 2 : staging_.back().bytes;
+    Staging more{.host = nullptr, .device = nullptr, .bytes = std::max(2 * last, bytes)};
+    EBBTIDE_ASSIGN_OR_RETURN(std::byte * host, AllocatePinned(more.bytes));
+    more.host.reset(host);
+    EBBTIDE_ASSIGN_OR_RETURN(std::byte * device, AllocateDevice(more.bytes));
+    more.device.reset(device);
+    staging_.push_back(std::move(more));
+  }
+  Staging& staging = staging_.back();
+  const Twin twin{staging.host.get() + staging.used, staging.device.get() + staging.used};
+  staging.used += bytes;
+  return twin;
+}
+
+absl::Status CudaStream::CarryUploads() {
+  for (Staging& staging : staging_) {
+    if (staging.carried == staging.used) continue;
+    EBBTIDE_RETURN_IF_ERROR(CudaStatus(
+        "upload", cudaMemcpyAsync(
+                      staging.device.get() + staging.carried, staging.host.get() + staging.carried,
+                      staging.used - staging.carried, cudaMemcpyHostToDevice, handle_)));
+    staging.carried = staging.used;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> CudaStream::TakeScratch(size_t bytes) {
+  bytes = RoundUp(bytes, kAlignment);
+  if (scratch_bytes_ - scratch_used_ < bytes) {
+    const size_t wanted = std::max({2 * scratch_bytes_, bytes, kScratchBytes});
+    EBBTIDE_ASSIGN_OR_RETURN(std::byte * memory, AllocateDevice(wanted));
+    outgrown_.push_back(std::move(scratch_));
+    scratch_.reset(memory);
+    scratch_bytes_ = wanted;
+    scratch_used_ = 0;
+  }
+  std::byte* const memory = scratch_.get() + scratch_used_;
+  scratch_used_ += bytes;
+  return memory;
+}
+
+}  // namespace ebbtide::gpu

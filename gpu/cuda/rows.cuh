@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How threads share a row of keys or values: 16 bytes each, side by side, widened to f32.
+
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include "gpu/cuda/port.h"
+
+namespace ebbtide::gpu {
+
+// Elements of one type. Another type is one more of these.
+template <class T>
+struct Element;
+template <>
+struct Element<float> {
+  static __device__ __forceinline__ float Widen(float element) { return element; }
+};
+template <>
+struct Element<__half> {
+  static __device__ __forceinline__ float Widen(__half element) { return __half2float(element); }
+};
+
+// kThreads neighbouring threads share a row, each with kChunks pieces of 16 bytes. kIsRagged: rows
+// are no multiple of 16 bytes, and are read element by element.
+template <class T, int kThreads, int kChunks, bool kIsRagged>
+struct RowShape {
+  using Type = T;
+  static constexpr int kChunkElements = 16 / static_cast<int>(sizeof(T));
+  static constexpr int kWidth = kThreads;
+  static constexpr int kElements = kChunks * kChunkElements;  // Of one thread.
+  static constexpr int kHeadDimMax = kThreads * kElements;
+
+  // Where the chunk's elements of thread `part` start in the row.
+  static __device__ __forceinline__ int First(int part, int chunk) {
+    return (chunk * kThreads + part) * kChunkElements;
+  }
+
+  struct Raw {
+    uint4 chunk[kChunks];
+  };
+
+  // The thread's part of a row; zeros past its end, and all of it where there is no row.
+  static __device__ __forceinline__ Raw Load(const std::byte* row, int head_dim, int part) {
+    Raw raw;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      raw.chunk[c] = make_uint4(0, 0, 0, 0);
+      const int first = First(part, c);
+      if (row == nullptr || first >= head_dim) continue;
+      if constexpr (kIsRagged) {
+        T elements[kChunkElements] = {};
+#pragma unroll
+        for (int e = 0; e < kChunkElements; ++e) {
+          if (first + e < head_dim) elements[e] = reinterpret_cast<const T*>(row)[first + e];
+        }
+        memcpy(&raw.chunk[c], elements, sizeof(elements));
+      } else {
+        raw.chunk[c] = __ldcs(reinterpret_cast<const uint4*>(row) + first / kChunkElements);
+      }
+    }
+    return raw;
+  }
+
+  static __device__ __forceinline__ void Widen(const Raw& raw, float (&wide)[kElements]) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      T elements[kChunkElements];
+      memcpy(static_cast<void*>(elements), &raw.chunk[c], sizeof(elements));
+#pragma unroll
+      for (int e = 0; e < kChunkElements; ++e) {
+        wide[c * kChunkElements + e] = Element<T>::Widen(elements[e]);
+      }
+    }
+  }
+};
+
+}  // namespace ebbtide::gpu
