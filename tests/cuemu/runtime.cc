@@ -5,9 +5,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <set>
 #include <utility>
+
+#include "tests/cuemu/device.h"
+
+using cuemu::Answer;
 
 namespace {
 
@@ -27,6 +32,7 @@ struct Event {
 struct Device {
   std::recursive_mutex mutex;  // Work that waits for an event runs another stream's.
   std::set<Stream*> streams;
+  std::map<void*, size_t> allocated;  // By cudaMalloc.
   cudaError_t last = cudaSuccess;
   bool is_broken = false;
 };
@@ -34,13 +40,6 @@ struct Device {
 Device& TheDevice() {
   static Device* const device = new Device;
   return *device;
-}
-
-cudaError_t Answer(cudaError_t error) {
-  Device& device = TheDevice();
-  if (error == cudaSuccess && device.is_broken) error = cudaErrorLaunchFailure;
-  if (error != cudaSuccess) device.last = error;
-  return error;
 }
 
 void RunUntil(Stream& stream, uint64_t count) {
@@ -101,6 +100,12 @@ void HealDevice() {
   TheDevice().is_broken = false;
   TheDevice().last = cudaSuccess;
 }
+cudaError_t Answer(cudaError_t error) {
+  const std::lock_guard lock(TheDevice().mutex);
+  if (error == cudaSuccess && TheDevice().is_broken) error = cudaErrorLaunchFailure;
+  if (error != cudaSuccess) TheDevice().last = error;
+  return error;
+}
 
 }  // namespace cuemu
 
@@ -109,9 +114,16 @@ void HealDevice() {
 extern "C" {
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  return Allocate(memory, bytes);
+  const std::lock_guard lock(TheDevice().mutex);
+  if (TheDevice().is_broken) return Answer(cudaErrorLaunchFailure);
+  if (!cuemu::TakeDeviceBytes(bytes)) return Answer(cudaErrorMemoryAllocation);
+  const cudaError_t error = Allocate(memory, bytes);
+  TheDevice().allocated[*memory] = bytes;
+  return error;
 }
 cudaError_t cudaFree(void* memory) {
+  const std::lock_guard lock(TheDevice().mutex);
+  cuemu::GiveDeviceBytes(std::exchange(TheDevice().allocated[memory], 0));
   return Free(memory);
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
@@ -129,6 +141,11 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
   return cuemu::Enqueue(stream, [=] { std::memset(memory, value, bytes); });
 }
 
+cudaError_t cudaDeviceSynchronize() {
+  const std::lock_guard lock(TheDevice().mutex);
+  RunAll();
+  return Answer(cudaSuccess);
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   const std::lock_guard lock(TheDevice().mutex);
   auto* const made = new Stream;
@@ -193,6 +210,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorMemoryAllocation";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
+    case cudaErrorHostMemoryNotRegistered:
+      return "cudaErrorHostMemoryNotRegistered";
     case cudaErrorInvalidResourceHandle:
       return "cudaErrorInvalidResourceHandle";
     default:

@@ -20,5 +20,8 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
 // From now on nothing works and every wait says so, as after a fault in a kernel. Until Heal.
 void BreakDevice();
 void HealDevice();
+// What a call answers that ends with `error`: a device that broke has its own answer. The last one
+// that is no success is remembered, as the runtime does.
+cudaError_t Answer(cudaError_t error);
 
 }  // namespace cuemu

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "gpu/cuda/host_memory.h"
+
+#include <cuda_runtime_api.h>
+#include <sys/resource.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+#include "gpu/cuda/cuda_status.h"
+
+namespace ebbtide::gpu {
+namespace {
+
+std::string LockedMemoryLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return "no limit on locked memory is set: the machine is short of memory";
+  }
+  return absl::StrCat("the limit on locked memory is ", FormatBytes(limit.rlim_cur),
+                      " (ulimit -l); raise it");
+}
+
+absl::Status Refused(const std::string& what, cudaError_t error) {
+  (void)cudaGetLastError();  // Known now, not an answer to the next call.
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+    case cudaErrorOperatingSystem:
+      return absl::ResourceExhaustedError(
+          absl::StrCat(what, " can't be locked: ", LockedMemoryLimit(), ", or lower host.budget"));
+    case cudaErrorHostMemoryAlreadyRegistered:
+      return absl::InvalidArgumentError(absl::StrCat(what, " is registered already"));
+    case cudaErrorNotSupported:
+      return absl::UnimplementedError(
+          absl::StrCat(what, ": this system does not register host memory"));
+    default:
+      return CudaStatus(what, error);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceBuffer> RegisterHostMemory(const CudaDevice& device,
+                                                std::span<std::byte> memory) {
+  if (memory.empty()) return absl::InvalidArgumentError("host memory of 0 bytes to register");
+  const std::string what = absl::StrCat("host memory of ", FormatBytes(memory.size()));
+  if (!device.reads_host_addresses) {
+    return absl::UnimplementedError(
+        absl::StrCat(what, ": ", device.name, " has other addresses for it than this process"));
+  }
+  const cudaError_t error = cudaHostRegister(memory.data(), memory.size(),
+                                             cudaHostRegisterMapped | cudaHostRegisterPortable);
+  if (error != cudaSuccess) return Refused(what, error);
+  return DeviceBuffer(memory,
+                      [](std::span<std::byte> kept) { (void)cudaHostUnregister(kept.data()); });
+}
+
+}  // namespace ebbtide::gpu

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of this machine that the device reads and writes where it lies, over the bus: the host
+// tier's arena, so that a page is recalled without being copied first.
+// Tested by tests/unit/gpu/device_pool_test.cc.
+
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "absl/status/statusor.h"
+
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/device_buffer.h"
+
+namespace ebbtide::gpu {
+
+// `memory`, whose pages stay locked until the buffer is gone; it must not be freed before.
+//   kInvalidArgument    nothing, or something that is registered already
+//   kResourceExhausted  the pages can't be locked: the message says what limits them
+//   kUnimplemented      the device has other addresses for host memory than this process
+//   kUnavailable        the device failed
+absl::StatusOr<DeviceBuffer> RegisterHostMemory(const CudaDevice& device,
+                                                std::span<std::byte> memory);
+
+}  // namespace ebbtide::gpu
