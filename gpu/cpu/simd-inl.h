@@ -43,15 +43,18 @@ HWY_INLINE Floats WidenTail(const T* elements, int count) {
   return Widen(padded);
 }
 
-HWY_INLINE Floats PairSums(Floats a, Floats b) {
-  const FloatTag d;
+// Of 32-bit numbers of either kind.
+template <class V>
+HWY_INLINE V PairSums(V a, V b) {
+  const hn::DFromV<V> d;
   return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
 }
 
 // In each 128-bit block: the block's sums of four vectors.
-HWY_INLINE Floats BlockSums(const Floats* vectors) {
-  const FloatTag d;
-  const hn::Repartition<double, FloatTag> pair;
+template <class V>
+HWY_INLINE V BlockSums(const V* vectors) {
+  const hn::DFromV<V> d;
+  const hn::Repartition<double, hn::DFromV<V>> pair;
   const auto low = hn::BitCast(pair, PairSums(vectors[0], vectors[1]));
   const auto high = hn::BitCast(pair, PairSums(vectors[2], vectors[3]));
   return hn::Add(hn::BitCast(d, hn::InterleaveLower(pair, low, high)),
@@ -60,26 +63,30 @@ HWY_INLINE Floats BlockSums(const Floats* vectors) {
 
 // Lane l of the result is the sum over all lanes of vectors[l], for kLanes vectors.
 #if HWY_TARGET == HWY_AVX3
-HWY_INLINE Floats HalfSums(Floats a, Floats b) {
-  const FloatTag d;
+template <class V>
+HWY_INLINE V HalfSums(V a, V b) {
+  const hn::DFromV<V> d;
   return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
 }
 
-HWY_INLINE Floats Sums(const Floats* vectors) {
-  const Floats even = HalfSums(BlockSums(vectors), BlockSums(vectors + 8));
-  const Floats odd = HalfSums(BlockSums(vectors + 4), BlockSums(vectors + 12));
+template <class V>
+HWY_INLINE V Sums(const V* vectors) {
+  const V even = HalfSums(BlockSums(vectors), BlockSums(vectors + 8));
+  const V odd = HalfSums(BlockSums(vectors + 4), BlockSums(vectors + 12));
   return hn::OddEvenBlocks(hn::Add(odd, hn::SwapAdjacentBlocks(odd)),
                            hn::Add(even, hn::SwapAdjacentBlocks(even)));
 }
 #elif HWY_TARGET == HWY_AVX2
-HWY_INLINE Floats Sums(const Floats* vectors) {
-  const FloatTag d;
-  const Floats low = BlockSums(vectors);
-  const Floats high = BlockSums(vectors + 4);
+template <class V>
+HWY_INLINE V Sums(const V* vectors) {
+  const hn::DFromV<V> d;
+  const V low = BlockSums(vectors);
+  const V high = BlockSums(vectors + 4);
   return hn::Add(hn::ConcatLowerLower(d, high, low), hn::ConcatUpperUpper(d, high, low));
 }
 #else
-HWY_INLINE Floats Sums(const Floats* vectors) {
+template <class V>
+HWY_INLINE V Sums(const V* vectors) {
   return BlockSums(vectors);
 }
 #endif

@@ -120,19 +120,15 @@ double CodeElementError(CodeForm form, double low, double high) {
 }
 
 // Infinite channels are left out: what they hold may not even be finite in other units.
-ResidualUnits::ResidualUnits(const std::byte* box, int head_dim, bool are_keys) {
-  float largest = 0;
-  for (int d = 0; d < head_dim; ++d) {
-    const Channel channel = ChannelAt(box, head_dim, d);
-    is_finite = is_finite && channel.is_finite();
-    const float width = channel.is_finite() ? channel.high - channel.low : 0;
-    largest = std::max(largest, width);
-    factor[d] = width > 0 ? 1 / width : 0;
-  }
+ResidualUnits::ResidualUnits(std::span<const float> width, bool all_finite, bool are_keys)
+    : is_finite(all_finite) {
+  const float largest = *std::ranges::max_element(width);
   has_width = largest > 0;
-  if (are_keys || !has_width) return;
-  unit = std::ldexp(1.0, std::ilogb(largest));
-  for (float& each : factor) each = each > 0 ? static_cast<float>(1 / unit) : 0;
+  if (!has_width) return;
+  if (!are_keys) unit = std::ldexp(1.0, std::ilogb(largest));
+  const auto per_unit = static_cast<float>(1 / unit);
+  for (size_t d = 0; d < width.size(); ++d)
+    factor[d] = width[d] > 0 ? (are_keys ? 1 / width[d] : per_unit) : 0;
 }
 
 // An element is off by four roundings at most: of the width, of its inverse, of the difference and
@@ -151,33 +147,30 @@ void StoreCodeNorms(const CodeNorms (&norms)[2], const EncodeArgs& args) {
   std::memcpy(args.coarse.data() + CodeBoxBytes(args.shape), norms, sizeof(norms));
 }
 
-void TightenByNorms(const CodeErrorArgs& args) {
-  const int head_dim = args.shape.head_dim;
-  const CodeNorms norms = NormsAt(args.coarse, args.shape, args.form);
-  for (size_t row = 0; row < args.logit_error.size(); ++row) {
-    const float* query = &args.query[row * static_cast<size_t>(head_dim)];
-    double squares = 0;
-    for (int d = 0; d < head_dim; ++d) {
-      const double x = query[d] * WidthAt(args.digest.data(), head_dim, d);
-      squares += x * x;
-    }
-    const double reach = std::fabs(static_cast<double>(args.scale)) * std::sqrt(squares);
-    args.logit_error[row] = std::min(args.logit_error[row], TimesNorm(reach, norms.key.each));
-    if (!args.logit_error_joint.empty())
-      args.logit_error_joint[row] = TimesNorm(reach, norms.key.joint);
-    if (!args.logit_deviation.empty())
-      args.logit_deviation[row] = static_cast<float>(reach * StepDeviation(args.form));
-  }
-  if (args.value_error != nullptr)
-    *args.value_error = std::min(*args.value_error, norms.value.each);
-  if (args.value_error_joint != nullptr) *args.value_error_joint = norms.value.joint;
-  if (args.value_deviation == nullptr) return;
+double WidthNorm(const std::byte* box, int head_dim, const float* weight) {
   double squares = 0;
   for (int d = 0; d < head_dim; ++d) {
-    const double width = WidthAt(args.coarse.data(), head_dim, d);
-    squares += width * width;
+    const double x = WidthAt(box, head_dim, d) * (weight != nullptr ? weight[d] : 1.0F);
+    squares += x * x;
   }
-  *args.value_deviation = static_cast<float>(std::sqrt(squares) * StepDeviation(args.form));
+  return std::sqrt(squares) * kF64Slack;
+}
+
+void TightenLogits(const CodeErrorArgs& args, size_t row, double width_norm) {
+  const CodeNorm norm = NormsAt(args.coarse, args.shape, args.form).key;
+  const double reach = std::fabs(static_cast<double>(args.scale)) * width_norm;
+  args.logit_error[row] = std::min(args.logit_error[row], TimesNorm(reach, norm.each));
+  if (!args.logit_error_joint.empty()) args.logit_error_joint[row] = TimesNorm(reach, norm.joint);
+  if (!args.logit_deviation.empty())
+    args.logit_deviation[row] = static_cast<float>(reach * StepDeviation(args.form));
+}
+
+void TightenValues(const CodeErrorArgs& args, double width_norm) {
+  const CodeNorm norm = NormsAt(args.coarse, args.shape, args.form).value;
+  if (args.value_error != nullptr) *args.value_error = std::min(*args.value_error, norm.each);
+  if (args.value_error_joint != nullptr) *args.value_error_joint = norm.joint;
+  if (args.value_deviation != nullptr)
+    *args.value_deviation = static_cast<float>(width_norm * StepDeviation(args.form));
 }
 
 }  // namespace ebbtide::gpu

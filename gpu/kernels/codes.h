@@ -78,7 +78,7 @@ struct EncodeArgs {
 //             the values' box is rounded outward to f16
 //   Repeats   bit for bit on every target, as the reference: codes are part of the record at rest
 //   Cost      reads each element once from memory, then from the first-level cache; most of the
-//             time goes to four MatrixNorms
+//             time goes to four MatrixNorms (bench/micro/gpu/codes_bench.cc)
 //   Source    docs/decisions/0002-digest-ladder.md
 void EncodeReference(const EncodeArgs& args);
 void EncodeCpu(const EncodeArgs& args);
@@ -130,7 +130,7 @@ struct CodeErrorArgs {
 //             inf where a channel's box is infinite: such a form is of no use
 //   Numerics  the reference adds up in f64 and rounds up once; CPU is at most 1e-5 above
 //   Repeats   bit for bit, for one build and SIMD target
-//   Cost      reads two boxes and each query twice; 4 * rows * head_dim flops
+//   Cost      reads two boxes and each query once; 6 * rows * head_dim flops
 //   Source    docs/architecture.md, bounds
 void CodeErrorsReference(const CodeErrorArgs& args);
 void CodeErrorsCpu(const CodeErrorArgs& args);
@@ -138,10 +138,18 @@ void CodeErrorsCpu(const CodeErrorArgs& args);
 // >= |x - decoded x| of a channel with the finite box [low, high].
 double CodeElementError(CodeForm form, double low, double high);
 
+// How near joint norms come, by what that is worth in bytes read (docs/benchmarks.md, low-bit
+// forms).
+constexpr JointNorm JointNormOf(CodeForm form, bool are_keys) {
+  if (form == CodeForm::k4Bit) return are_keys ? JointNorm::kSquare : JointNorm::kGram;
+  return are_keys ? JointNorm::kGram : JointNorm::kLengths;
+}
+
 // What implementations share. Differences of one half are multiplied by `factor` before their norms
 // are found, so that keys are in units of widths and values near 1.
 struct ResidualUnits {
-  ResidualUnits(const std::byte* box, int head_dim, bool are_keys);
+  // `width` of each channel, 0 of infinite ones.
+  ResidualUnits(std::span<const float> width, bool all_finite, bool are_keys);
   CodeNorm NormOf(const MatrixNorms& scaled) const;
 
   alignas(64) float factor[kHeadDimMax] = {};
@@ -150,8 +158,13 @@ struct ResidualUnits {
   bool has_width = false;
 };
 void StoreCodeNorms(const CodeNorms (&norms)[2], const EncodeArgs& args);
-// What norms say of errors that were found channel by channel.
-void TightenByNorms(const CodeErrorArgs& args);
+// The length of a box's widths, each times its weight where there are some, rounded up. Infinite
+// channels count as 0.
+double WidthNorm(const std::byte* box, int head_dim, const float* weight);
+// What norms say of errors that were found channel by channel, `width_norm` being that of the keys'
+// box weighed by the row's query, or of the values' box.
+void TightenLogits(const CodeErrorArgs& args, size_t row, double width_norm);
+void TightenValues(const CodeErrorArgs& args, double width_norm);
 
 // Stop the process where a span disagrees with the shape.
 void CheckEncode(const EncodeArgs& args);

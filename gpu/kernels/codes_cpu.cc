@@ -18,7 +18,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "gpu/cpu/simd-inl.h"
 #include "gpu/element.h"
@@ -84,19 +83,6 @@ struct Affine {
   alignas(64) float step[kHeadDimMax];
 };
 
-// code = (x - first) * step + 8.5. Channels of no width, or infinite, have step 0.
-HWY_INLINE void EncodingOf(const Box& box, int head_dim, Affine& affine) {
-  const FloatTag tag;
-  for (int d = 0; d < head_dim; d += kLanes) {
-    const Channels at = ChannelsAt(box, d);
-    const auto has_width = hn::Gt(at.width, hn::Zero(tag));
-    const Floats divisor = hn::IfThenElse(has_width, at.width, hn::Set(tag, 1.0F));
-    const Floats step = hn::Div(hn::Set(tag, 240.0F), divisor);
-    hn::Store(at.low, tag, affine.first + d);
-    hn::Store(hn::IfThenElseZero(has_width, step), tag, affine.step + d);
-  }
-}
-
 // x = steps * step + first
 HWY_INLINE void DecodingOf(const Box& box, CodeForm form, int head_dim, Affine& affine) {
   const FloatTag tag;
@@ -108,33 +94,74 @@ HWY_INLINE void DecodingOf(const Box& box, CodeForm form, int head_dim, Affine& 
   }
 }
 
-HWY_INLINE void EncodeVector(Floats x, const Affine& affine, int d, uint8_t* code) {
+// How each channel is encoded and decoded. Channels of no width, or infinite, have steps of 0.
+struct Coding {
+  alignas(64) float low[kHeadDimMax];
+  alignas(64) float width[kHeadDimMax];
+  alignas(64) float steps[kHeadDimMax];  // Fine ones, for a unit of x.
+  alignas(64) float coarse_step[kHeadDimMax];
+  alignas(64) float fine_step[kHeadDimMax];
+  bool is_finite = true;  // Every channel.
+
+  HWY_INLINE Coding(const std::byte* bounds, int head_dim) {
+    const FloatTag tag;
+    const Box box(bounds, head_dim);
+    for (int d = 0; d < head_dim; d += kLanes) {
+      const Channels at = ChannelsAt(box, d);
+      const auto has_width = hn::Gt(at.width, hn::Zero(tag));
+      const Floats divisor = hn::IfThenElse(has_width, at.width, hn::Set(tag, 1.0F));
+      const Floats fine = hn::Set(tag, static_cast<float>(CodeSteps(CodeForm::k8Bit)));
+      const Floats coarse = hn::Set(tag, static_cast<float>(CodeSteps(CodeForm::k4Bit)));
+      is_finite = is_finite && hn::AllTrue(tag, at.is_finite);
+      hn::Store(at.low, tag, low + d);
+      hn::Store(at.width, tag, width + d);
+      hn::Store(hn::IfThenElseZero(has_width, hn::Div(fine, divisor)), tag, steps + d);
+      hn::Store(hn::Div(at.width, coarse), tag, coarse_step + d);
+      hn::Store(hn::Div(at.width, fine), tag, fine_step + d);
+    }
+  }
+};
+
+// What keys or values of a page are encoded to, and by how much that is off in either form, in
+// units of `factor`. Written before it is read, as CodeBytes is.
+struct EncodedHalf {
+  EncodedHalf() {
+  }  // NOLINT(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default): see above
+  CodeBytes codes;
+  alignas(64) float coarse_off[kCodesMax + kLanes];
+  alignas(64) float fine_off[kCodesMax + kLanes];
+};
+
+// code = (x - low) * steps + 8.5, rounded down. Rows are encoded in order: what a tail writes past
+// its row is overwritten by the next.
+template <class T>
+HWY_INLINE void EncodeRows(const PageShape& shape, const std::byte* rows, const Coding& coding,
+                           const float* factor, EncodedHalf& half) {
   const FloatTag tag;
   const hn::RebindToSigned<FloatTag> integer;
   const hn::Rebind<uint8_t, FloatTag> byte;
-  const Floats steps =
-      hn::Mul(hn::Sub(x, hn::Load(tag, affine.first + d)), hn::Load(tag, affine.step + d));
-  const Floats shifted = hn::Add(steps, hn::Set(tag, 8.5F));
-  const Floats bounded = hn::Min(hn::Max(shifted, hn::Set(tag, 8.0F)), hn::Set(tag, 248.0F));
-  hn::StoreU(hn::DemoteTo(byte, hn::ConvertTo(integer, bounded)), byte, code);
-}
-
-// Rows in order: what a tail writes past its row is overwritten by the next.
-template <class T>
-HWY_INLINE void EncodeRows(const PageShape& shape, const std::byte* rows, const Affine& affine,
-                           CodeBytes& codes) {
-  uint8_t* code = codes.code;
-  for (int token = 0; token < shape.tokens; ++token) {
-    const T* row =
-        reinterpret_cast<const T*>(rows) + static_cast<ptrdiff_t>(token) * shape.head_dim;
+  const auto encode = [&](Floats x, int d, ptrdiff_t at) {
+    const Floats low = hn::Load(tag, coding.low + d);
+    const Floats unit = hn::Load(tag, factor + d);
+    const Floats shifted =
+        hn::Add(hn::Mul(hn::Sub(x, low), hn::Load(tag, coding.steps + d)), hn::Set(tag, 8.5F));
+    const auto code =
+        hn::ConvertTo(integer, hn::Min(hn::Max(shifted, hn::Set(tag, 8.0F)), hn::Set(tag, 248.0F)));
+    hn::StoreU(hn::DemoteTo(byte, code), byte, half.codes.code + at);
+    const auto off = [&](auto number, const float* step) {
+      const Floats product = hn::Mul(hn::ConvertTo(tag, number), hn::Load(tag, step + d));
+      return hn::Mul(hn::Sub(x, hn::Add(product, low)), unit);
+    };
+    hn::StoreU(off(hn::ShiftRight<4>(code), coding.coarse_step), tag, half.coarse_off + at);
+    hn::StoreU(off(hn::Sub(code, hn::Set(integer, 8)), coding.fine_step), tag, half.fine_off + at);
+  };
+  const T* row = reinterpret_cast<const T*>(rows);
+  for (ptrdiff_t at = 0; at < static_cast<ptrdiff_t>(shape.tokens) * shape.head_dim;
+       at += shape.head_dim, row += shape.head_dim) {
     int d = 0;
-    for (; d + kLanes <= shape.head_dim; d += kLanes) {
-      EncodeVector(Widen(row + d), affine, d, code + d);
-    }
-    if (d < shape.head_dim) {
-      EncodeVector(WidenTail(row + d, shape.head_dim - d), affine, d, code + d);
-    }
-    code += shape.head_dim;
+    for (; d + kLanes <= shape.head_dim; d += kLanes) encode(Widen(row + d), d, at + d);
+    const int rest = shape.head_dim - d;
+    if (rest > 0) encode(WidenTail(row + d, rest), d, at + d);
   }
 }
 
@@ -247,7 +274,28 @@ HWY_INLINE void DecodeRows(const PageShape& shape, const CodeBytes& codes, const
   }
 }
 
-// Least and greatest value of each channel, rounded outward; +0 for either zero, as the reference.
+// The bounds of kLanes channels from `d` in f16; +0 for either zero, as the reference.
+template <class T>
+HWY_INLINE void RoundOutward(const float* low, const float* high, int d,
+                             uint16_t (*bounds)[kHeadDimMax]) {
+  if constexpr (sizeof(T) == sizeof(uint16_t)) {  // They are among the f16 that came in.
+    const FloatTag tag;
+    const hn::Rebind<hwy::float16_t, FloatTag> half;
+    const auto store = [&](const float* from, uint16_t* to) {
+      hn::Store(hn::DemoteTo(half, hn::Add(hn::Load(tag, from), hn::Zero(tag))), half,
+                reinterpret_cast<hwy::float16_t*>(to));
+    };
+    store(low + d, bounds[0] + d);
+    store(high + d, bounds[1] + d);
+  } else {
+    for (int i = d; i < d + kLanes; ++i) {
+      bounds[0][i] = HalfDown(low[i] + 0.0);
+      bounds[1][i] = HalfUp(high[i] + 0.0);
+    }
+  }
+}
+
+// Least and greatest value of each channel, rounded outward.
 template <class T>
 HWY_INLINE void StoreValueBox(const PageShape& shape, const std::byte* rows, std::byte* box) {
   const FloatTag tag;
@@ -269,80 +317,41 @@ HWY_INLINE void StoreValueBox(const PageShape& shape, const std::byte* rows, std
   for (; d + kLanes <= shape.head_dim; d += kLanes) scan(d, [](const T* x) { return Widen(x); });
   const int rest = shape.head_dim - d;
   if (rest > 0) scan(d, [rest](const T* x) { return WidenTail(x, rest); });
-  for (d = 0; d < shape.head_dim; ++d) {
-    const bool is_half = sizeof(T) == sizeof(uint16_t);  // Then there is nothing to round.
-    const uint16_t bounds[2] = {is_half ? FloatToHalf(low[d] + 0.0F) : HalfDown(low[d] + 0.0),
-                                is_half ? FloatToHalf(high[d] + 0.0F) : HalfUp(high[d] + 0.0)};
-    const auto low_at = 2 * static_cast<size_t>(d);
-    const auto high_at = 2 * static_cast<size_t>(shape.head_dim + d);
-    std::memcpy(box + low_at, &bounds[0], 2);
-    std::memcpy(box + high_at, &bounds[1], 2);
-  }
-}
-
-// One half's differences between a page and what a form of it decodes to, in units of `factor`.
-template <class T>
-HWY_INLINE void ResidualRows(const PageShape& shape, const std::byte* rows, const CodeBytes& codes,
-                             CodeForm form, const Affine& decoding, const float* factor,
-                             float* residual) {
-  const FloatTag tag;
-  const hn::RebindToSigned<FloatTag> integer;
-  const hn::Rebind<uint8_t, FloatTag> byte;
-  const int head_dim = shape.head_dim;
-  const auto vector = [&](Floats x, int d, const uint8_t* code) {
-    const auto bytes = hn::PromoteTo(integer, hn::LoadU(byte, code));
-    const auto steps =
-        form == CodeForm::k4Bit ? hn::ShiftRight<4>(bytes) : hn::Sub(bytes, hn::Set(integer, 8));
-    const Floats decoded =
-        hn::Add(hn::Mul(hn::ConvertTo(tag, steps), hn::Load(tag, decoding.step + d)),
-                hn::Load(tag, decoding.first + d));
-    return hn::Mul(hn::Sub(x, decoded), hn::Load(tag, factor + d));
-  };
-  const uint8_t* code = codes.code;
-  for (int token = 0; token < shape.tokens; ++token) {
-    const T* row = reinterpret_cast<const T*>(rows) + static_cast<ptrdiff_t>(token) * head_dim;
-    int d = 0;
-    for (; d + kLanes <= head_dim; d += kLanes) {
-      hn::StoreU(vector(Widen(row + d), d, code + d), tag, residual + d);
-    }
-    if (d < head_dim) {
-      alignas(64) float tail[kLanes];
-      hn::Store(vector(WidenTail(row + d, head_dim - d), d, code + d), tag, tail);
-      std::memcpy(residual + d, tail, static_cast<size_t>(head_dim - d) * sizeof(float));
-    }
-    code += head_dim;
-    residual += head_dim;
-  }
+  alignas(64) uint16_t bounds[2][kHeadDimMax];
+  for (d = 0; d < shape.head_dim; d += kLanes) RoundOutward<T>(low, high, d, bounds);
+  const size_t bytes = 2 * static_cast<size_t>(shape.head_dim);
+  std::memcpy(box, bounds[0], bytes);
+  std::memcpy(box + bytes, bounds[1], bytes);
 }
 
 template <class T>
 void EncodeT(const EncodeArgs& args) {
   const int head_dim = args.shape.head_dim;
   const size_t nibble_bytes = NibbleBytes(args.shape);
+  const auto elements = static_cast<size_t>(args.shape.tokens) * static_cast<size_t>(head_dim);
   const std::byte* const values = args.page.data() + args.shape.half_bytes();
   StoreValueBox<T>(args.shape, values, args.coarse.data());
   std::byte* coarse = args.coarse.data() + CoarseHeadBytes(args.shape);
   std::byte* fine = args.fine.data();
-  CodeBytes codes;
-  const auto elements = static_cast<size_t>(args.shape.tokens) * static_cast<size_t>(head_dim);
-  std::vector<float> residual(elements);
+  EncodedHalf half;
   CodeNorms norms[2];
   const auto encode = [&](const std::byte* bounds, const std::byte* rows, bool are_keys) {
-    const Box box(bounds, head_dim);
-    Affine affine;
-    EncodingOf(box, head_dim, affine);
-    EncodeRows<T>(args.shape, rows, affine, codes);
-    codes.code[elements] = 0;
-    PackCodes(codes, nibble_bytes, coarse, fine);
+    const Coding coding(bounds, head_dim);
+    const ResidualUnits units(std::span(coding.width).first(static_cast<size_t>(head_dim)),
+                              coding.is_finite, are_keys);
+    EncodeRows<T>(args.shape, rows, coding, units.factor, half);
+    half.codes.code[elements] = 0;
+    PackCodes(half.codes, nibble_bytes, coarse, fine);
     coarse += nibble_bytes;
     fine += nibble_bytes;
-    const ResidualUnits units(bounds, head_dim, are_keys);
     for (const CodeForm form : {CodeForm::k4Bit, CodeForm::k8Bit}) {
-      DecodingOf(box, form, head_dim, affine);
-      ResidualRows<T>(args.shape, rows, codes, form, affine, units.factor, residual.data());
-      const CodeNorm norm = units.NormOf(
-          MatrixNormsCpu({.rows = args.shape.tokens, .columns = head_dim, .matrix = residual}));
-      CodeNorms& both = norms[form == CodeForm::k4Bit ? 0 : 1];
+      const bool is_coarse = form == CodeForm::k4Bit;
+      const CodeNorm norm = units.NormOf(MatrixNormsCpu(
+          {.rows = args.shape.tokens,
+           .columns = head_dim,
+           .matrix = std::span(is_coarse ? half.coarse_off : half.fine_off).first(elements),
+           .joint = JointNormOf(form, are_keys)}));
+      CodeNorms& both = norms[is_coarse ? 0 : 1];
       (are_keys ? both.key : both.value) = norm;
     }
   };
@@ -380,34 +389,58 @@ void DecodePage(const DecodeArgs& args) {
   }
 }
 
-// Errors of every channel (CodeElementError, but for f32 rounding); 0 past head_dim. False where
-// one is infinite.
-HWY_INLINE bool ErrorsOf(const Box& box, CodeForm form, int head_dim, float* error) {
-  const FloatTag tag;
-  constexpr float kUnit = 0x1p-24F;
-  const Floats per_width = hn::Set(tag, static_cast<float>(CodeStepError(form)) + 8.5F * kUnit);
-  const Floats per_size = hn::Set(tag, 1.01F * kUnit);
-  bool is_finite = true;
-  for (int d = 0; d < head_dim; d += kLanes) {
-    const Channels at = ChannelsAt(box, d);
-    is_finite = is_finite && hn::AllTrue(tag, at.is_finite);
-    const Floats size = hn::Max(hn::Abs(at.low), hn::Abs(hn::Add(at.low, at.width)));
-    const Floats sum = hn::Add(hn::Mul(at.width, per_width), hn::Mul(size, per_size));
-    hn::Store(hn::IfThenElseZero(hn::Gt(at.width, hn::Zero(tag)), sum), tag, error + d);
-  }
-  return is_finite;
-}
+// What a box says of each channel; 0 past head_dim.
+struct ChannelErrors {
+  alignas(64) float width[kHeadDimMax];
+  alignas(64) float error[kHeadDimMax];  // CodeElementError, but for f32 rounding
+  bool is_finite = true;                 // Every channel.
 
-// Adds up |weight_d| * error_d, six roundings and one for each addition in a lane off.
-HWY_INLINE double SumOfProducts(const float* weight, const float* error, int head_dim) {
+  HWY_INLINE ChannelErrors(const std::byte* bounds, CodeForm form, int head_dim) {
+    const FloatTag tag;
+    constexpr float kUnit = 0x1p-24F;
+    const Box box(bounds, head_dim);
+    const Floats per_width = hn::Set(tag, static_cast<float>(CodeStepError(form)) + 8.5F * kUnit);
+    const Floats per_size = hn::Set(tag, 1.01F * kUnit);
+    for (int d = 0; d < head_dim; d += kLanes) {
+      const Channels at = ChannelsAt(box, d);
+      is_finite = is_finite && hn::AllTrue(tag, at.is_finite);
+      const Floats size = hn::Max(hn::Abs(at.low), hn::Abs(hn::Add(at.low, at.width)));
+      const Floats sum = hn::Add(hn::Mul(at.width, per_width), hn::Mul(size, per_size));
+      hn::Store(at.width, tag, width + d);
+      hn::Store(hn::IfThenElseZero(hn::Gt(at.width, hn::Zero(tag)), sum), tag, error + d);
+    }
+  }
+};
+
+// Sums over channels. A channel of either is six roundings off, and one for each addition in a
+// lane.
+struct ChannelSums {
+  double errors = 0;   // |weight| * error
+  double squares = 0;  // (weight * width)^2
+
+  HWY_INLINE ChannelSums(const ChannelErrors& channels, const float* weight, int head_dim) {
+    const FloatTag tag;
+    Floats sum = hn::Zero(tag);
+    Floats square = hn::Zero(tag);
+    const auto add = [&](Floats of, int d) {
+      const Floats product = hn::Mul(of, hn::Load(tag, channels.width + d));
+      sum = hn::MulAdd(hn::Abs(of), hn::Load(tag, channels.error + d), sum);
+      square = hn::MulAdd(product, product, square);
+    };
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) add(Widen(weight + d), d);
+    if (d < head_dim) add(WidenTail(weight + d, head_dim - d), d);
+    errors = hn::GetLane(hn::SumOfLanes(tag, sum));
+    squares = hn::GetLane(hn::SumOfLanes(tag, square));
+  }
+};
+
+HWY_INLINE double SumOfSquares(const float* x, int head_dim) {
   const FloatTag tag;
   Floats sum = hn::Zero(tag);
-  int d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    sum = hn::MulAdd(hn::Abs(Widen(weight + d)), hn::Load(tag, error + d), sum);
-  }
-  if (d < head_dim) {
-    sum = hn::MulAdd(hn::Abs(WidenTail(weight + d, head_dim - d)), hn::Load(tag, error + d), sum);
+  for (int d = 0; d < head_dim; d += kLanes) {
+    const Floats each = hn::Load(tag, x + d);
+    sum = hn::MulAdd(each, each, sum);
   }
   return hn::GetLane(hn::SumOfLanes(tag, sum));
 }
@@ -419,23 +452,29 @@ void ErrorsPage(const CodeErrorArgs& args) {
   // lane (at least 4 of them) and across lanes.
   const double slack = 1 + (16 + head_dim * 0.25) * 0x1p-24;
   const double subnormal = head_dim * 0x1p-148;
-  alignas(64) float error[kHeadDimMax];
-  const auto norm = [&](bool is_finite) {
-    return is_finite ? FloatUp(std::sqrt(SumOfProducts(error, error, head_dim)) * slack)
-                     : std::numeric_limits<float>::infinity();
+  const auto norm = [&](const ChannelErrors& channels) {
+    return channels.is_finite ? FloatUp(std::sqrt(SumOfSquares(channels.error, head_dim)) * slack)
+                              : std::numeric_limits<float>::infinity();
   };
-  if (args.value_error != nullptr) {
-    *args.value_error =
-        norm(ErrorsOf(Box(args.coarse.data(), head_dim), args.form, head_dim, error));
-  }
-  const bool is_finite = ErrorsOf(Box(args.digest.data(), head_dim), args.form, head_dim, error);
-  if (args.key_error != nullptr) *args.key_error = norm(is_finite);
+  const std::byte* const key_box = args.digest.data();
+  const std::byte* const value_box = args.coarse.data();
+  const ChannelErrors values(value_box, args.form, head_dim);
+  if (args.value_error != nullptr) *args.value_error = norm(values);
+  TightenValues(args, std::sqrt(SumOfSquares(values.width, head_dim)) * slack);
+
+  const ChannelErrors keys(key_box, args.form, head_dim);
+  if (args.key_error != nullptr) *args.key_error = norm(keys);
   const double scale = std::fabs(static_cast<double>(args.scale));
   for (size_t row = 0; row < args.logit_error.size(); ++row) {
     const float* query = &args.query[row * static_cast<size_t>(head_dim)];
-    const double sum = is_finite ? SumOfProducts(query, error, head_dim) + subnormal : kInfinity;
+    const ChannelSums sums(keys, query, head_dim);
+    const double error = keys.is_finite ? sums.errors + subnormal : kInfinity;
     args.logit_error[row] =
-        sum < kInfinity ? FloatUp(scale * sum * slack) : std::numeric_limits<float>::infinity();
+        error < kInfinity ? FloatUp(scale * error * slack) : std::numeric_limits<float>::infinity();
+    // Squares may leave the range of f32.
+    const bool is_tame = sums.squares > 1e-25 && sums.squares < 1e30;
+    TightenLogits(args, row,
+                  is_tame ? std::sqrt(sums.squares) * slack : WidthNorm(key_box, head_dim, query));
   }
 }
 
@@ -471,7 +510,6 @@ void DecodeCpu(const DecodeArgs& args) {
 void CodeErrorsCpu(const CodeErrorArgs& args) {
   CheckCodeErrors(args);
   HWY_DYNAMIC_DISPATCH(ErrorsPage)(args);
-  TightenByNorms(args);
 }
 
 }  // namespace ebbtide::gpu

@@ -91,9 +91,17 @@ double SquaredError(CodeForm form, const Channel& channel) {
 constexpr double kF64Slack = 1 + 1e-12;  // Far more than a sum of 256 terms is off in f64.
 
 // Norms of one half's differences between a page and what its form decodes to.
-CodeNorm HalfNorm(const EncodeArgs& args, const std::vector<float>& decoded, bool are_keys) {
+CodeNorm HalfNorm(const EncodeArgs& args, CodeForm form, const std::vector<float>& decoded,
+                  bool are_keys) {
   const int head_dim = args.shape.head_dim;
-  const ResidualUnits units(are_keys ? args.digest.data() : args.coarse.data(), head_dim, are_keys);
+  std::vector<float> width;
+  bool is_finite = true;
+  for (int d = 0; d < head_dim; ++d) {
+    const Channel channel = ChannelAt(are_keys ? args.digest : args.coarse, head_dim, d);
+    width.push_back(channel.is_finite() ? channel.width() : 0);
+    is_finite = is_finite && channel.is_finite();
+  }
+  const ResidualUnits units(width, is_finite, are_keys);
   const size_t elements = decoded.size() / 2;
   const size_t first = are_keys ? 0 : elements;
   std::vector<float> residual;
@@ -102,8 +110,10 @@ CodeNorm HalfNorm(const EncodeArgs& args, const std::vector<float>& decoded, boo
     const float factor = units.factor[i % static_cast<size_t>(head_dim)];
     residual.push_back(RoundedProduct(x - decoded[i], factor));
   }
-  return units.NormOf(
-      MatrixNormsReference({.rows = args.shape.tokens, .columns = head_dim, .matrix = residual}));
+  return units.NormOf(MatrixNormsReference({.rows = args.shape.tokens,
+                                            .columns = head_dim,
+                                            .matrix = residual,
+                                            .joint = JointNormOf(form, are_keys)}));
 }
 
 void StoreNorms(const EncodeArgs& args) {
@@ -116,8 +126,8 @@ void StoreNorms(const EncodeArgs& args) {
                      .coarse = args.coarse,
                      .fine = args.fine,
                      .page = decoded});
-    norms[form == CodeForm::k4Bit ? 0 : 1] = {.key = HalfNorm(args, decoded, true),
-                                              .value = HalfNorm(args, decoded, false)};
+    norms[form == CodeForm::k4Bit ? 0 : 1] = {.key = HalfNorm(args, form, decoded, true),
+                                              .value = HalfNorm(args, form, decoded, false)};
   }
   StoreCodeNorms(norms, args);
 }
@@ -190,8 +200,10 @@ void CodeErrorsReference(const CodeErrorArgs& args) {
     const double scale = std::fabs(static_cast<double>(args.scale));
     args.logit_error[row] = sum == kInfinity ? std::numeric_limits<float>::infinity()
                                              : FloatUp(scale * sum * kF64Slack);
+    const float* query = &args.query[row * static_cast<size_t>(head_dim)];
+    TightenLogits(args, row, WidthNorm(args.digest.data(), head_dim, query));
   }
-  TightenByNorms(args);
+  TightenValues(args, WidthNorm(args.coarse.data(), head_dim, nullptr));
 }
 
 }  // namespace ebbtide::gpu

@@ -204,7 +204,8 @@ TEST_P(CodesTest, DecodedIsNeverFurtherOffThanPromised) {
   });
 }
 
-TEST_P(CodesTest, PromiseOnePercentShortIsNoticed) {
+// Joint norms from a Gram matrix are up to 5.6 % above that of rows that are all alike.
+TEST_P(CodesTest, PromiseALittleShortIsNoticed) {
   std::mt19937_64 random(1);
   CodedPage page({.dtype = GetParam().dtype, .tokens = 4}, random);
   // Both ends, and twice where either form is furthest off: halfway between fine steps, rounded up,
@@ -230,11 +231,11 @@ TEST_P(CodesTest, PromiseOnePercentShortIsNoticed) {
     errors.value *= 0.99F;
     EXPECT_THAT(BrokenPromises(page, decoded, errors, query), testing::Contains("value_error"));
     errors = whole;
-    errors.logit_joint[0] *= 0.99F;
+    errors.logit_joint[0] *= 0.94F;
     EXPECT_THAT(BrokenPromises(page, decoded, errors, query),
                 testing::Contains("logit_error_joint"));
     errors = whole;
-    errors.value_joint *= 0.99F;
+    errors.value_joint *= 0.94F;
     EXPECT_THAT(BrokenPromises(page, decoded, errors, query),
                 testing::Contains("value_error_joint"));
   }
@@ -280,13 +281,15 @@ TEST_P(CodesTest, ErrorsAreAtMostAHundredThousandthAboveTheReference) {
       constexpr double kSubnormal = 256 * 0x1p-147;
       for (size_t row = 0; row < query.size() / static_cast<size_t>(page.shape().head_dim); ++row) {
         ASSERT_LE(errors.logit[row], expected.logit[row] * (1 + 1e-5) + kSubnormal);
+        ASSERT_LE(errors.logit_joint[row], expected.logit_joint[row] * (1 + 1e-5) + kSubnormal);
+        ASSERT_NEAR(errors.logit_deviation[row], expected.logit_deviation[row],
+                    1e-5 * expected.logit_deviation[row] + kSubnormal);
       }
       ASSERT_LE(errors.key, expected.key * (1 + 1e-5) + kSubnormal);
       ASSERT_LE(errors.value, expected.value * (1 + 1e-5) + kSubnormal);
-      ASSERT_EQ(errors.logit_joint, expected.logit_joint);
-      ASSERT_EQ(errors.logit_deviation, expected.logit_deviation);
       ASSERT_EQ(errors.value_joint, expected.value_joint);
-      ASSERT_EQ(errors.value_deviation, expected.value_deviation);
+      ASSERT_NEAR(errors.value_deviation, expected.value_deviation,
+                  1e-5 * expected.value_deviation + kSubnormal);
     }
   }
 }
@@ -327,7 +330,8 @@ TEST_P(CodesTest, NormsTightenWhatChannelsAllow) {
 
     EXPECT_LT(errors.logit[0], 0.75 * kScale * steps);
     EXPECT_LT(errors.logit_joint[0], 2.2 * errors.logit[0]);
-    EXPECT_LT(errors.value_joint, 2.2 * errors.value);
+    // Fine values are not worth more than the length of the vector of their tokens' errors.
+    EXPECT_LT(errors.value_joint, (form == CodeForm::k4Bit ? 2.5 : 5.7) * errors.value);
   }
 }
 
@@ -392,15 +396,16 @@ TEST_P(CodesTest, BytesOfASmallPageAreThoseOfTheFormat) {
     return matchers;
   };
   // Token 2 alone is off: keys by 7 / 240 and 1 / 30 of their widths, values by 1 / 15 and 1 / 20;
-  // in 8 bits by nothing.
+  // in 8 bits by nothing. One row of three makes joint norms 1.0099 and 1.0724 of it, by their
+  // formulas.
   float norms[8];
   std::memcpy(norms, part.data() + 12, sizeof(norms));
   const double key = std::hypot(7.0 / 240, 1.0 / 30);
   const double value = std::hypot(1.0 / 15, 1.0 / 20);
-  EXPECT_THAT(
-      std::vector<double>(norms, norms + 4),
-      testing::ElementsAre(testing::DoubleNear(key, 1e-5), testing::DoubleNear(key, 1e-5),
-                           testing::DoubleNear(value, 1e-5), testing::DoubleNear(value, 1e-5)));
+  EXPECT_THAT(std::vector<double>(norms, norms + 4),
+              testing::ElementsAre(
+                  testing::DoubleNear(key, 1e-4), testing::DoubleNear(1.0099 * key, 1e-4),
+                  testing::DoubleNear(value, 1e-4), testing::DoubleNear(1.0724 * value, 2e-4)));
   EXPECT_THAT(std::vector<double>(norms + 4, norms + 8), testing::Each(testing::Lt(1e-5)));
   EXPECT_THAT(Decode(page, coded, CodeForm::k4Bit),
               testing::ElementsAreArray(near({0, 7, -1, 240, 7, 1, 96, 7, 1.0 / 15, -8, 0.5, 2, 8,
@@ -534,9 +539,9 @@ TEST_P(CodesTest, SecondPlaneRefinesTheFirst) {
   const Errors eight = ErrorsOf(page, coded, CodeForm::k8Bit, query);
 
   EXPECT_NEAR(four.logit[0] / eight.logit[0], 16, 1.5);
-  EXPECT_NEAR(four.logit_joint[0] / eight.logit_joint[0], 16, 1.5);
+  EXPECT_NEAR(four.logit_joint[0] / eight.logit_joint[0], 14, 2);  // The finer one is less near.
   EXPECT_NEAR(four.value / eight.value, 16, 1.5);
-  EXPECT_NEAR(four.value_joint / eight.value_joint, 16, 1.5);
+  EXPECT_NEAR(four.value_joint / eight.value_joint, 7, 1);
 }
 
 TEST_P(CodesTest, PartsNeedNoAlignment) {
