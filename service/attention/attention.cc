@@ -42,6 +42,11 @@ std::vector<double> OutputNorms(std::span<const LaneAnswer> lanes, int m) {
   return norms;
 }
 
+// An answer that is ready at its deadline comes too late: some of the time is for the way back.
+absl::Duration ReadUntil(absl::Duration deadline, absl::Duration now) {
+  return deadline - std::min((deadline - now) / 8, absl::Milliseconds(100));
+}
+
 }  // namespace
 
 struct Attention::Work {
@@ -52,6 +57,7 @@ struct Attention::Work {
   CallDigest digest;
   Ticket ticket;
   RecallSpec recall;
+  absl::Duration read_until;                // Recall begins no read later.
   std::vector<std::vector<int32_t>> slots;  // [kv_heads] of the new tokens
   std::vector<std::vector<float>> queries;  // [kv_heads][group, tokens, head_dim]
   std::vector<int32_t> query_index;         // [tokens]
@@ -97,6 +103,7 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
             .digest = digest,
             .ticket = *std::move(ticket),
             .recall = {},
+            .read_until = ReadUntil(call.deadline, clock_.SinceStart()),
             .slots = {},
             .queries = {},
             .query_index = {},
@@ -297,7 +304,7 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
               .stream = *stream,
               .clock = clock_,
               .history = work.sequence().recall_history[static_cast<size_t>(work.ticket.layer)],
-              .deadline = work.call.deadline});
+              .deadline = work.read_until});
   EBBTIDE_RETURN_IF_ERROR(result.status);
   for (const LaneAnswer& lane : lanes) work.answer.absent_pages += lane.pages().size();
   for (TouchedRung& touched : result.touched) work.answer.touched.push_back(touched);
