@@ -303,10 +303,11 @@ absl::Status Cache::CheckStart(const Sequence& facts, const BeginArgs& args, Tic
               : "the tokens there are others; truncate first, or start at the committed length"));
 }
 
-absl::StatusOr<Ticket> Cache::Begin(const BeginArgs& args, Lengths* lengths) {
+absl::StatusOr<Ticket> Cache::Begin(const SequenceRef& sequence, const BeginArgs& args,
+                                    Lengths* lengths) {
   const absl::MutexLock lock(&mu_);
-  EBBTIDE_ASSIGN_OR_RETURN(SequenceRef sequence, FindLocked(args.sequence));
   Sequence& facts = sequence->facts;
+  if (facts.is_closed) return NoSuchSequence(facts.args.sequence);
   if (args.layer >= facts.layers.size()) {
     return Refuse(absl::StatusCode::kInvalidArgument, "LAYER_OUT_OF_RANGE",
                   absl::StrCat("layer is ", args.layer, "; model \"", facts.model->name,

@@ -2,7 +2,7 @@
 //
 // The model behind its one lock: which sequences are open, what each layer holds, where each block
 // lies, who may grow. It decides and notes; it moves no byte, waits for nothing but its own
-// condition, and knows no gRPC. Tested by tests/unit/service/cache_test.cc.
+// condition, and knows no gRPC. Tested by tests/unit/service/cache_test.cc and its neighbours.
 
 #pragma once
 
@@ -69,7 +69,6 @@ struct Ticket {
 };
 
 struct BeginArgs {
-  std::string_view sequence;
   uint32_t layer = 0;
   uint64_t first_index = 0;
   int32_t queries = 0;  // 0: none.
@@ -147,7 +146,10 @@ class Cache {
   std::vector<std::string> Idle() ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- one call on one layer
-  absl::StatusOr<Ticket> Begin(const BeginArgs& args, Lengths* lengths) ABSL_LOCKS_EXCLUDED(mu_);
+  // On the sequence that was found, never on another that has taken its name since.
+  //   kNotFound  SEQUENCE_UNKNOWN: it was closed meanwhile
+  absl::StatusOr<Ticket> Begin(const SequenceRef& sequence, const BeginArgs& args, Lengths* lengths)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until the ticket's tokens find slots once `victims` [kv_heads] have left: slots come free
   // as seals are confirmed, and stay free for this call alone.
   //   kResourceExhausted  DEVICE_FULL

@@ -131,9 +131,9 @@ absl::Status PlainEngine::Close(std::string_view sequence, std::string_view reas
 absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesArgs& args) {
   // Holds the layer for the while, so that no slot is reused under the read.
   Lengths lengths;
-  EBBTIDE_ASSIGN_OR_RETURN(
-      const Ticket ticket,
-      cache_.Begin({.sequence = args.sequence, .layer = args.layer}, &lengths));
+  EBBTIDE_ASSIGN_OR_RETURN(const SequenceRef sequence, cache_.Find(args.sequence));
+  EBBTIDE_ASSIGN_OR_RETURN(const Ticket ticket,
+                           cache_.Begin(sequence, {.layer = args.layer}, &lengths));
   struct Hold {
     Cache& cache;
     const Ticket& ticket;

@@ -85,8 +85,8 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
   const CallDigest digest = DigestOf(item);
   const int32_t tokens = TokensOf(item);
   Lengths lengths;
-  absl::StatusOr<Ticket> ticket = cache_.Begin({.sequence = item.sequence,
-                                                .layer = call.layer,
+  absl::StatusOr<Ticket> ticket = cache_.Begin(*found,
+                                               {.layer = call.layer,
                                                 .first_index = item.first_index,
                                                 .queries = item.q.has_value() ? tokens : 0,
                                                 .tokens = item.k.has_value() ? tokens : 0,

@@ -69,8 +69,8 @@ service::SequenceRef CacheStand::Open(const std::string& name, int32_t budget_to
 
 Ticket CacheStand::Begin(const std::string& name, uint32_t layer, uint64_t first, int32_t tokens) {
   service::Lengths lengths;
-  auto ticket = cache_.Begin(
-      {.sequence = name, .layer = layer, .first_index = first, .tokens = tokens}, &lengths);
+  auto ticket = cache_.Begin(*cache_.Find(name),
+                             {.layer = layer, .first_index = first, .tokens = tokens}, &lengths);
   EBBTIDE_CHECK(ticket.ok(), "the call is in order");
   return *std::move(ticket);
 }

@@ -43,8 +43,8 @@ class CacheTest : public testing::Test {
 
   Ticket Begin(uint32_t layer, uint64_t first, int32_t tokens) {
     Lengths lengths;
-    auto ticket = cache_.Begin(
-        {.sequence = "a", .layer = layer, .first_index = first, .tokens = tokens}, &lengths);
+    auto ticket = cache_.Begin(*cache_.Find("a"),
+                               {.layer = layer, .first_index = first, .tokens = tokens}, &lengths);
     EXPECT_OK(ticket.status());
     return *std::move(ticket);
   }
