@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans and commits of blocks: what carriers are told, in which order, and what they may do to a
+// sequence that is closed meanwhile.
+
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/unit/service/cache_stand.h"
+
+namespace ebbtide::service {
+namespace {
+
+using test::CacheStand;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr int32_t kPage = 16;
+
+class CacheCarriersTest : public testing::Test {
+ protected:
+  CacheCarriersTest() : sequence_(stand_.Open("a", 64)) {}
+
+  Cache& cache() { return stand_.cache(); }
+  Block BlockOf(size_t block) { return cache().Places(sequence_)[block]; }
+  // Seals the next block into `tier`.
+  void Seal(TierName tier) { EXPECT_FALSE(cache().CommitSeal(*cache().PlanSeal(), tier)); }
+
+  CacheStand stand_;
+  SequenceRef sequence_;
+};
+
+TEST_F(CacheCarriersTest, NothingIsPlannedBeforeABlockIsComplete) {
+  stand_.Append("a", 0, kPage - 1);
+  const Ticket ticket = stand_.Begin("a", 0, kPage - 1, 1);
+  stand_.Place(ticket);
+  stand_.Finish(ticket);  // Complete in one layer of two.
+
+  EXPECT_FALSE(cache().PlanSeal().has_value());
+  EXPECT_FALSE(cache().PlanMoveDown().has_value());
+  EXPECT_FALSE(cache().HasUnsealed());
+}
+
+TEST_F(CacheCarriersTest, SealPlanNamesTheSlotsOfEveryLaneAndThePositions) {
+  stand_.Append("a", 0, kPage);
+  Seal(TierName::kHost);
+  stand_.Append("a", kPage, kPage, {5, 4});  // Tokens 16 and 17 take slots 4 and 5.
+
+  const auto plan = cache().PlanSeal();
+
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->sequence, sequence_);
+  EXPECT_EQ(plan->block, 1);
+  EXPECT_EQ(plan->key, sequence_->facts.key(1));
+  ASSERT_EQ(plan->slots.size(), 4U * kPage);
+  for (size_t lane = 0; lane < 4; ++lane) {
+    EXPECT_EQ(plan->slots[lane * kPage + 0], 4);
+    EXPECT_EQ(plan->slots[lane * kPage + 1], 5);
+    EXPECT_EQ(plan->slots[lane * kPage + 2], kPage);
+  }
+  ASSERT_EQ(plan->positions.size(), static_cast<size_t>(kPage));
+  EXPECT_EQ(plan->positions.front(), kPage);
+  EXPECT_EQ(plan->positions.back(), 2 * kPage - 1);
+}
+
+TEST_F(CacheCarriersTest, SlotsOfAPlanAreNotGivenToOthersBeforeItsCommit) {
+  stand_.Append("a", 0, kPage);
+  const auto plan = cache().PlanSeal();
+
+  stand_.Append("a", kPage, 4, {0, 1, 2, 3});
+
+  for (int32_t index = 0; index < 4; ++index) {
+    EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(index), plan->slots[static_cast<size_t>(index)]);
+    EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(kPage + index), kPage + index);
+  }
+}
+
+TEST_F(CacheCarriersTest, BlocksAreSealedInTheOrderTheyBecameComplete) {
+  stand_.Open("b");
+  stand_.Append("b", 0, kPage);
+  stand_.Append("a", 0, 2 * kPage);
+
+  EXPECT_EQ(cache().PlanSeal()->key.sequence, (*cache().Find("b"))->facts.number);
+  EXPECT_EQ(cache().PlanSeal()->key, sequence_->facts.key(0));
+  EXPECT_EQ(cache().PlanSeal()->key, sequence_->facts.key(1));
+  EXPECT_FALSE(cache().PlanSeal().has_value());
+  EXPECT_TRUE(cache().HasUnsealed());  // Planned is not sealed.
+}
+
+TEST_F(CacheCarriersTest, CommittedSealHasItsPlaceAndIsCounted) {
+  stand_.Append("a", 0, 2 * kPage);
+
+  Seal(TierName::kHost);
+  EXPECT_TRUE(cache().HasUnsealed());
+  Seal(TierName::kRocksdb);
+
+  EXPECT_FALSE(cache().HasUnsealed());
+  EXPECT_EQ(BlockOf(0).stage, BlockStage::kSealed);
+  EXPECT_EQ(BlockOf(0).tier, TierName::kHost);
+  EXPECT_EQ(BlockOf(1).tier, TierName::kRocksdb);
+  EXPECT_EQ(cache().Counters().blocks_sealed, 2U);
+  cache().CheckInvariants();
+}
+
+TEST_F(CacheCarriersTest, BlockThatCouldNotBeWrittenIsTheNextToBePlanned) {
+  stand_.Append("a", 0, 2 * kPage);
+  const auto plan = cache().PlanSeal();
+
+  EXPECT_FALSE(cache().CommitSeal(*plan, std::nullopt));
+
+  EXPECT_EQ(BlockOf(0).stage, BlockStage::kSealing);
+  EXPECT_EQ(cache().PlanSeal()->block, 0);
+  EXPECT_EQ(cache().Counters().blocks_sealed, 0U);
+}
+
+TEST_F(CacheCarriersTest, OldestBlockOfTheHostMovesDownFirst) {
+  stand_.Append("a", 0, 3 * kPage);
+  Seal(TierName::kHost);
+  Seal(TierName::kRocksdb);  // Not in the host tier: nothing to move.
+  Seal(TierName::kHost);
+
+  const auto first = cache().PlanMoveDown();
+  const auto second = cache().PlanMoveDown();
+
+  EXPECT_EQ(first->block, 0);
+  EXPECT_EQ(first->key, sequence_->facts.key(0));
+  EXPECT_THAT(first->slots, IsEmpty());
+  EXPECT_EQ(second->block, 2);
+  EXPECT_FALSE(cache().PlanMoveDown().has_value());
+  EXPECT_EQ(BlockOf(0).tier, TierName::kHost);  // Until the commit.
+}
+
+TEST_F(CacheCarriersTest, MoveIsCommittedByItsOutcome) {
+  stand_.Append("a", 0, 3 * kPage);
+  for (int block = 0; block < 3; ++block) Seal(TierName::kHost);
+
+  EXPECT_FALSE(cache().CommitMoveDown(*cache().PlanMoveDown(), CarryOutcome::kMoved));
+  EXPECT_EQ(BlockOf(0).tier, TierName::kRocksdb);
+  EXPECT_EQ(cache().Counters().blocks_moved_down, 1U);
+
+  EXPECT_FALSE(cache().CommitMoveDown(*cache().PlanMoveDown(), CarryOutcome::kRetry));
+  EXPECT_EQ(BlockOf(1).tier, TierName::kHost);
+  const auto again = cache().PlanMoveDown();
+  EXPECT_EQ(again->block, 1);  // It is still the oldest.
+
+  EXPECT_FALSE(cache().CommitMoveDown(*again, CarryOutcome::kLost));
+  EXPECT_EQ(BlockOf(1).tier, TierName::kHost);  // Named where it was lost.
+  EXPECT_EQ(cache().PlanMoveDown()->block, 2);
+  EXPECT_EQ(cache().Counters().blocks_moved_down, 1U);
+}
+
+TEST_F(CacheCarriersTest, ClosedSequenceIsPlannedNoMore) {
+  stand_.Append("a", 0, 2 * kPage);
+  Seal(TierName::kHost);
+  ASSERT_TRUE(cache().Close("a", "CLOSED").ok());
+
+  EXPECT_FALSE(cache().PlanSeal().has_value());
+  EXPECT_FALSE(cache().PlanMoveDown().has_value());
+}
+
+TEST_F(CacheCarriersTest, CopyMadeForAClosedSequenceIsToBeErased) {
+  stand_.Append("a", 0, 3 * kPage);
+  Seal(TierName::kHost);
+  const auto seal = cache().PlanSeal();
+  const auto unwritten = cache().PlanSeal();
+  const auto move = cache().PlanMoveDown();
+  ASSERT_TRUE(cache().Close("a", "CLOSED").ok());
+
+  EXPECT_TRUE(cache().CommitSeal(*seal, TierName::kHost));
+  EXPECT_FALSE(cache().CommitSeal(*unwritten, std::nullopt));
+  EXPECT_TRUE(cache().CommitMoveDown(*move, CarryOutcome::kMoved));
+
+  EXPECT_FALSE(cache().PlanSeal().has_value());
+  EXPECT_EQ(cache().Counters().blocks_sealed, 1U);
+  EXPECT_EQ(cache().Counters().blocks_moved_down, 0U);
+  cache().CheckInvariants();
+}
+
+TEST_F(CacheCarriersTest, MoveThatFailedLeavesNoCopyToErase) {
+  stand_.Append("a", 0, 2 * kPage);
+  Seal(TierName::kHost);
+  Seal(TierName::kHost);
+  const auto refused = cache().PlanMoveDown();
+  const auto lost = cache().PlanMoveDown();
+  ASSERT_TRUE(cache().Close("a", "CLOSED").ok());
+
+  EXPECT_FALSE(cache().CommitMoveDown(*refused, CarryOutcome::kRetry));
+  EXPECT_FALSE(cache().CommitMoveDown(*lost, CarryOutcome::kLost));
+
+  EXPECT_FALSE(cache().PlanMoveDown().has_value());
+}
+
+TEST_F(CacheCarriersTest, EveryCarrierHoldsTheFramesOfAClosedSequence) {
+  stand_.Append("a", 0, 2 * kPage);
+  Seal(TierName::kHost);
+  const auto seal = cache().PlanSeal();
+  const auto move = cache().PlanMoveDown();
+  ASSERT_TRUE(cache().Close("a", "CLOSED").ok());
+
+  cache().CommitMoveDown(*move, CarryOutcome::kMoved);
+  EXPECT_FALSE(cache().MayReap(sequence_));
+  cache().CommitSeal(*seal, TierName::kHost);
+
+  EXPECT_TRUE(cache().MayReap(sequence_));
+}
+
+TEST_F(CacheCarriersTest, WaitForSealsEndsWithTheLastCommit) {
+  stand_.Append("a", 0, 2 * kPage);
+  std::thread carrier([this] { stand_.Carry(); });
+
+  cache().WaitForSeals(absl::InfiniteDuration());
+
+  EXPECT_FALSE(cache().HasUnsealed());
+  carrier.join();
+}
+
+TEST_F(CacheCarriersTest, WaitForSealsEndsAtItsDeadline) {
+  stand_.Append("a", 0, kPage);
+
+  cache().WaitForSeals(stand_.clock().SinceStart());
+
+  EXPECT_TRUE(cache().HasUnsealed());
+}
+
+}  // namespace
+}  // namespace ebbtide::service
