@@ -399,6 +399,15 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
                                          std::vector<std::vector<int32_t>>* slots) {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = ticket.sequence->facts;
+  const bool is_under_way = facts.longest > facts.committed;
+  if (ticket.tokens > 0 && is_under_way && ticket.length + ticket.tokens != facts.longest) {
+    return Refuse(
+        absl::StatusCode::kAborted, "INDEX_CONFLICT",
+        absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", ticket.layer,
+                     ": tokens up to ", ticket.length + ticket.tokens,
+                     ", but other layers brought this step's tokens up to ", facts.longest,
+                     "; bring as many, or truncate to ", facts.committed, " first"));
+  }
   const Need need = NeedLocked(ticket);
   const uint64_t room_bytes = args.room.Bytes(metadata_bytes_ + need.metadata_bytes);
   const uint64_t free_bytes = room_bytes - std::min(room_bytes, promised_bytes_);

@@ -170,7 +170,9 @@ class Cache {
     std::span<const int64_t> positions;
     LowerRoom room;
   };
-  //   kResourceExhausted  LOWER_TIERS_FULL; nothing changed
+  //   kAborted            INDEX_CONFLICT: another layer brought other tokens of this step
+  //   kResourceExhausted  LOWER_TIERS_FULL
+  // Nothing changed where it is refused.
   absl::StatusOr<Need> Place(const Ticket& ticket, const PlaceArgs& args,
                              std::vector<std::vector<int32_t>>* slots) ABSL_LOCKS_EXCLUDED(mu_);
   // Commits the ticket's tokens; returns whether blocks became complete.

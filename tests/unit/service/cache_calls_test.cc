@@ -46,6 +46,19 @@ class CacheCallsTest : public testing::Test {
     stand_.Place(ticket);
     cache().Finish(ticket, digest, 0, &lengths_);
   }
+  // Places the ticket's tokens where the lower tiers have room for `records`.
+  absl::Status TryPlace(const Ticket& ticket, uint64_t records = 1 << 20,
+                        std::span<const int64_t> positions = {}) {
+    const std::vector<std::vector<int32_t>> nobody(2);
+    std::vector<std::vector<int32_t>> slots;
+    return cache()
+        .Place(ticket,
+               {.victims = nobody,
+                .positions = positions,
+                .room = {.record_bytes = stand_.record_bytes(), .below_records = records}},
+               &slots)
+        .status();
+  }
   std::vector<int32_t> Resident(int layer, int head) const {
     std::vector<int32_t> resident;
     const Lane& lane = sequence_->facts.lane(layer, head);
@@ -312,15 +325,9 @@ TEST_F(CacheCallsTest, TokensOfABegunBlockNeedNothingMore) {
 }
 
 TEST_F(CacheCallsTest, FullLowerTiersRefuseTheFirstLayerWithNothingChanged) {
-  const LowerRoom one_record = {.record_bytes = stand_.record_bytes(), .below_records = 1};
-  const std::vector<std::vector<int32_t>> nobody(2);
-  std::vector<std::vector<int32_t>> slots;
   const Ticket ticket = stand_.Begin("a", 0, 0, kPage + 1);
 
-  const absl::Status status =
-      cache()
-          .Place(ticket, {.victims = nobody, .positions = {}, .room = one_record}, &slots)
-          .status();
+  const absl::Status status = TryPlace(ticket, 1);
 
   EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kResourceExhausted,
                                      AllOf(HasSubstr("\"a\""), HasSubstr("2 more blocks"))));
@@ -329,27 +336,56 @@ TEST_F(CacheCallsTest, FullLowerTiersRefuseTheFirstLayerWithNothingChanged) {
   EXPECT_EQ(cache().metadata_bytes(), 0U);
   EXPECT_THAT(Resident(0, 0), IsEmpty());
   cache().Abandon(ticket);
-  const Ticket shorter = stand_.Begin("a", 0, 0, kPage);
-  EXPECT_OK(cache()
-                .Place(shorter, {.victims = nobody, .positions = {}, .room = one_record}, &slots)
-                .status());
+  EXPECT_OK(TryPlace(stand_.Begin("a", 0, 0, kPage), 1));
 }
 
 TEST_F(CacheCallsTest, PositionsAreThoseOfTheFirstLayer) {
   const std::vector<int64_t> positions = {100, 7, 7};
-  const std::vector<std::vector<int32_t>> nobody(2);
-  std::vector<std::vector<int32_t>> slots;
-  const LowerRoom plenty = {.record_bytes = 1 << 20, .below_records = 1 << 20};
   const Ticket first = stand_.Begin("a", 0, 0, 3);
-  ASSERT_OK(cache()
-                .Place(first, {.victims = nobody, .positions = positions, .room = plenty}, &slots)
-                .status());
+  ASSERT_OK(TryPlace(first, 1, positions));
   stand_.Finish(first);
 
   Run(1, 0, 3);
   Run(0, 3, 1);
 
   EXPECT_THAT(cache().Positions(first), ElementsAre(100, 7, 7, 3));
+}
+
+// Another count would be reserved by nobody, and take the positions of other tokens.
+TEST_F(CacheCallsTest, LayersBringTheSameTokensOfAStep) {
+  Run(0, 0, 4);
+  for (const int32_t tokens : {3, 5}) {
+    const Ticket ticket = stand_.Begin("a", 1, 0, tokens);
+
+    const absl::Status status = TryPlace(ticket);
+
+    EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kAborted,
+                                       AllOf(HasSubstr("layer 1"), HasSubstr("up to 4"))));
+    EXPECT_EQ(ReasonOf(status), "INDEX_CONFLICT");
+    EXPECT_EQ(cache().Positions(ticket).size(), 4U);
+    EXPECT_THAT(Resident(1, 0), IsEmpty());
+    cache().Abandon(ticket);
+  }
+  Run(1, 0, 4);
+  cache().CheckInvariants();
+}
+
+TEST_F(CacheCallsTest, LayersThatComeTogetherBringTheSameTokens) {
+  const Ticket first = stand_.Begin("a", 0, 0, 4);
+  const Ticket second = stand_.Begin("a", 1, 0, 5);
+  stand_.Place(second);
+
+  EXPECT_EQ(ReasonOf(TryPlace(first)), "INDEX_CONFLICT");
+}
+
+TEST_F(CacheCallsTest, StepHalfDoneMayBeTruncatedAndBroughtOtherwise) {
+  Run(0, 0, 4);
+
+  ASSERT_OK(cache().Truncate("a", 0).status());
+
+  Run(1, 0, 5);
+  Run(0, 0, 5);
+  EXPECT_EQ(lengths_.committed, 5U);
 }
 
 // --- finish
