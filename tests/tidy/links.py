@@ -9,7 +9,7 @@ import re
 from tree import SOURCE, Violation
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
-_CITED = re.compile(r"(?<![\w/.-])((?:docs|tests|cmake|scripts|bench|examples|deploy|proto|base|gpu|storage"
+_CITED = re.compile(r"(?<![\w/.-])((?:docs|tests|cmake|scripts|bench|proto|base|gpu|storage"
                     r"|service|client)/[\w/.-]*\w\.(?:md|cc|h|py|cmake|proto|txt|cu))(#[\w-]+)?")
 
 
