@@ -186,23 +186,20 @@ absl::StatusOr<Cache::Truncated> Cache::Truncate(std::string_view name, uint64_t
                static_cast<uint64_t>(facts.geometry().kv_heads);
   }
   stats_.tokens_forgotten["TRUNCATED"] += dropped;
+  return Truncated{.length = length, .metadata_bytes = DropTail(*sequence, new_length)};
+}
+
+uint64_t Cache::DropTail(OpenedSequence& sequence, int32_t new_length) {
+  Sequence& facts = sequence.facts;
   const Need needed = NeedOfBlocks(
-      *sequence, static_cast<int32_t>(facts.blocks.size()) - facts.blocks_of(new_length));
+      sequence, static_cast<int32_t>(facts.blocks.size()) - facts.blocks_of(new_length));
   facts.Truncate(new_length);
   facts.promised_bytes -= needed.record_bytes;
   facts.metadata_bytes -= needed.metadata_bytes;
   promised_bytes_ -= needed.record_bytes;
   metadata_bytes_ -= needed.metadata_bytes;
-  const auto kept = static_cast<size_t>(new_length);
-  for (LaneMemory& memory : sequence->memory) {
-    if (memory.value_norm.size() > kept) memory.value_norm.resize(kept);
-    if (memory.score.size() > kept) memory.score.resize(kept);
-    if (memory.mass.size() > kept) memory.mass.resize(kept);
-    const size_t digests =
-        kept / static_cast<size_t>(memory.shape.tokens) * gpu::DigestBytes(memory.shape.head_dim);
-    if (memory.digests.size() > digests) memory.digests.resize(digests);
-  }
-  return Truncated{.length = length, .metadata_bytes = needed.metadata_bytes};
+  for (LaneMemory& memory : sequence.memory) memory.Truncate(new_length);
+  return needed.metadata_bytes;
 }
 
 absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
@@ -455,6 +452,24 @@ bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t obser
   unsealed_ += static_cast<int>(complete.size());
   *lengths = {static_cast<uint64_t>(layer.length), static_cast<uint64_t>(facts.committed)};
   return !complete.empty();
+}
+
+uint64_t Cache::Withdraw(const Ticket& ticket) {
+  const absl::MutexLock lock(&mu_);
+  Sequence& facts = ticket.sequence->facts;
+  facts.layers[static_cast<size_t>(ticket.layer)].in_flight = false;
+  facts.last_call = clock_.SinceStart();
+  const auto heads = static_cast<size_t>(facts.geometry().kv_heads);
+  for (size_t head = 0; head < heads; ++head) {
+    facts.lane(ticket.layer, static_cast<int>(head)).Truncate(ticket.length);
+    ticket.sequence->memory[static_cast<size_t>(ticket.layer) * heads + head].Truncate(
+        ticket.length);
+  }
+  stats_.tokens_appended -= static_cast<uint64_t>(ticket.tokens) * heads;
+  // Where no other layer has begun the step, it was reserved by this call.
+  const bool is_held = std::ranges::any_of(
+      facts.lanes, [&](const Lane& lane) { return lane.length() > ticket.length; });
+  return is_held ? 0 : DropTail(*ticket.sequence, ticket.length);
 }
 
 void Cache::Abandon(const Ticket& ticket) {

@@ -179,6 +179,9 @@ class Cache {
   bool Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,
               Lengths* lengths) ABSL_LOCKS_EXCLUDED(mu_);
   void Abandon(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
+  // Abandons after Place: the tokens have left their slots again, victims stay away. Returns the
+  // metadata bytes that the caller gives back.
+  uint64_t Withdraw(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- what carriers do
   std::optional<CarryPlan> PlanSeal() ABSL_LOCKS_EXCLUDED(mu_);
@@ -222,6 +225,10 @@ class Cache {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Need NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const;
   Need NeedLocked(const Ticket& ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Tokens from `new_length` on go, with what was promised for their blocks; metadata bytes given
+  // back.
+  uint64_t DropTail(OpenedSequence& sequence, int32_t new_length)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SequenceSummary Summarise(const OpenedSequence& sequence) const

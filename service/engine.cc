@@ -3,13 +3,12 @@
 #include "service/engine.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "gpu/kernels/gather.h"
+#include "gpu/device.h"
 #include "service/attention/attention.h"
 #include "service/cache.h"
 #include "service/movement/mover.h"
@@ -34,7 +33,7 @@ class PlainEngine final : public Engine {
                 .default_recall = options.default_recall,
                 .idle_timeout = options.idle_timeout},
                parts.clock),
-        mover_(cache_, parts.clock, parts.carriers, tiers_),
+        mover_(cache_, parts.clock, parts.carriers, parts.backend, tiers_),
         attention_(cache_, mover_, staging_, tiers_, parts.clock, parts.parallel, parts.backend) {}
 
   absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
@@ -108,7 +107,6 @@ class PlainEngine final : public Engine {
 
   absl::Status Close(std::string_view sequence, std::string_view reason);
   absl::StatusOr<std::vector<PageBytes>> ReadPagesOf(const ReadPagesArgs& args);
-  PageBytes ReadOpenPage(const Ticket& ticket, int kv_head, int32_t page);
 
   const EngineParts parts_;
   const gpu::DeviceBuffer pool_;
@@ -156,13 +154,11 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
   const uint64_t count = args.page_count == 0 ? pages - args.first_page : args.page_count;
   const auto head = static_cast<int>(args.kv_head);
   std::vector<PageBytes> answers;
-  PageSource source(cache_, tiers_, staging_, ticket.sequence, ticket.layer);
+  EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(parts_.backend));
+  PageSource source(cache_, tiers_, staging_, device, ticket);
+  const std::vector<int64_t> positions = cache_.Positions(ticket);
   for (uint64_t page = args.first_page; page < args.first_page + count; ++page) {
     const auto number = static_cast<int32_t>(page);
-    if ((number + 1) * geometry.page_tokens > ticket.committed) {
-      answers.push_back(ReadOpenPage(ticket, head, number));
-      continue;
-    }
     PageRequest request{.kv_head = head, .page = number};
     source.Fetch({&request, 1});
     if (request.state == FetchState::kUnavailable) {
@@ -170,48 +166,27 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
                     absl::StrCat("page ", page,
                                  " lies in the rocksdb tier, which does not answer now; retry"));
     }
-    PageBytes& answer = answers.emplace_back();
-    answer.first_index = page * static_cast<uint64_t>(geometry.page_tokens);
-    answer.tokens = static_cast<uint32_t>(geometry.page_tokens);
-    answer.tier = request.tier;
-    answer.state = request.state == FetchState::kOk        ? PageAnswer::kOk
-                   : request.state == FetchState::kCorrupt ? PageAnswer::kCorrupt
-                                                           : PageAnswer::kMissing;
-    const auto first = static_cast<ptrdiff_t>(answer.first_index);
-    const std::vector<int64_t> positions = cache_.Positions(ticket);
-    answer.positions.assign(positions.begin() + first,
-                            positions.begin() + first + geometry.page_tokens);
-    if (answer.state != PageAnswer::kOk) continue;
-    const size_t half = geometry.page_shape().half_bytes();
-    answer.k.assign(request.bytes.begin(), request.bytes.begin() + static_cast<ptrdiff_t>(half));
-    answer.v.assign(request.bytes.begin() + static_cast<ptrdiff_t>(half), request.bytes.end());
+    const int32_t first = number * geometry.page_tokens;
+    const int32_t tokens = std::min(geometry.page_tokens, ticket.length - first);
+    answers.push_back(
+        {.first_index = static_cast<uint64_t>(first),
+         .tokens = static_cast<uint32_t>(tokens),
+         .tier = request.tier,
+         .state = request.state == FetchState::kOk        ? PageAnswer::kOk
+                  : request.state == FetchState::kCorrupt ? PageAnswer::kCorrupt
+                                                          : PageAnswer::kMissing,
+         .k = {},
+         .v = {},
+         .positions = {positions.begin() + first, positions.begin() + first + tokens}});
+    if (request.state != FetchState::kOk) continue;
+    const gpu::PageShape shape = geometry.page_shape();
+    const size_t bytes = static_cast<size_t>(tokens) * shape.row_bytes();
+    const auto keys = request.bytes.first(bytes);
+    const auto values = request.bytes.subspan(shape.half_bytes(), bytes);
+    answers.back().k.assign(keys.begin(), keys.end());
+    answers.back().v.assign(values.begin(), values.end());
   }
   return answers;
-}
-
-PageBytes PlainEngine::ReadOpenPage(const Ticket& ticket, int kv_head, int32_t page) {
-  const Geometry& geometry = ticket.sequence->model->geometry;
-  const LaneMemory& memory =
-      ticket.sequence->memory[static_cast<size_t>(ticket.layer * geometry.kv_heads + kv_head)];
-  const Lane& lane = ticket.sequence->facts.lane(ticket.layer, kv_head);
-  const int32_t first = page * geometry.page_tokens;
-  const int32_t tokens = std::min(geometry.page_tokens, ticket.length - first);
-  const size_t row = geometry.page_shape().row_bytes();
-  PageBytes answer{.first_index = static_cast<uint64_t>(first),
-                   .tokens = static_cast<uint32_t>(tokens),
-                   .tier = TierName::kDevice,
-                   .state = PageAnswer::kOk,
-                   .k = std::vector<std::byte>(static_cast<size_t>(tokens) * row),
-                   .v = std::vector<std::byte>(static_cast<size_t>(tokens) * row),
-                   .positions = {}};
-  for (int32_t t = 0; t < tokens; ++t) {
-    const int32_t slot = lane.slot_of(first + t);  // A token of an open block is resident.
-    std::memcpy(answer.k.data() + static_cast<size_t>(t) * row, memory.key_slot(slot), row);
-    std::memcpy(answer.v.data() + static_cast<size_t>(t) * row, memory.value_slot(slot), row);
-  }
-  const std::vector<int64_t> positions = cache_.Positions(ticket);
-  answer.positions.assign(positions.begin() + first, positions.begin() + first + tokens);
-  return answer;
 }
 
 Stats PlainEngine::GetStats() {

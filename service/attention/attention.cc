@@ -12,11 +12,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "gpu/device.h"
 #include "gpu/element.h"
 #include "gpu/kernels/append.h"
-#include "gpu/kernels/codes.h"
-#include "gpu/kernels/digest.h"
-#include "gpu/kernels/gather.h"
 #include "service/attention/check_item.h"
 #include "service/attention/recall.h"
 #include "service/reason.h"
@@ -56,6 +54,7 @@ struct Attention::Work {
   int32_t tokens = 0;  // Of the item.
   CallDigest digest;
   Ticket ticket;
+  gpu::Device device;
   RecallSpec recall;
   absl::Duration read_until;                // Recall begins no read later.
   std::vector<std::vector<int32_t>> slots;  // [kv_heads] of the new tokens
@@ -82,6 +81,9 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
   if (absl::Status status = CheckItem(**found, call, item); !status.ok())
     return refuse(std::move(status));
 
+  absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
+  if (!device.ok()) return refuse(device.status());
+
   const CallDigest digest = DigestOf(item);
   const int32_t tokens = TokensOf(item);
   Lengths lengths;
@@ -102,6 +104,7 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
             .tokens = tokens,
             .digest = digest,
             .ticket = *std::move(ticket),
+            .device = *std::move(device),
             .recall = {},
             .read_until = ReadUntil(call.deadline, clock_.SinceStart()),
             .slots = {},
@@ -112,7 +115,10 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
     cache_.Abandon(work.ticket);
     return refuse(std::move(status));
   }
-  AppendTokens(work);
+  if (absl::Status status = AppendTokens(work); !status.ok()) {
+    mover_.ReleaseHost(cache_.Withdraw(work.ticket));
+    return refuse(std::move(status));
+  }
   if (item.q.has_value()) work.answer.status = Answer(work);
 
   const bool was_observed = item.q.has_value() && !work.ticket.replayed;
@@ -127,23 +133,23 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
 // The fixed point: who leaves is decided by the latest scores, then the new tokens take slots.
 absl::Status Attention::TakeSlots(Work& work) {
   if (work.ticket.replayed) return absl::OkStatus();
-  const auto heads = static_cast<size_t>(work.geometry.kv_heads);
-  std::vector<std::vector<int32_t>> victims(heads);
-  parallel_.Run(static_cast<int>(heads), [&](int head) {
-    LaneMemory& memory = work.memory(head);
-    const Lane& lane = work.lane(head);
-    if (lane.resident() <= work.sequence().budget_tokens) return;
-    const std::vector<gpu::Extent> extents = FrameExtents(memory, lane.slot_index());
-    victims[static_cast<size_t>(head)] = ChooseVictims(work.sequence().policy,
-                                                       {.scale = work.geometry.scale,
-                                                        .group = work.geometry.group(),
-                                                        .extents = extents,
-                                                        .slot_index = lane.slot_index()},
-                                                       {.budget = work.sequence().budget_tokens,
-                                                        .length = work.ticket.length,
-                                                        .candidate_end = work.ticket.candidate_end},
-                                                       memory);
-  });
+  std::vector<std::vector<gpu::Extent>> extents;
+  std::vector<LaneToScore> lanes;
+  for (int head = 0; head < work.geometry.kv_heads; ++head) {
+    const std::span<const int32_t> slot_index = work.lane(head).slot_index();
+    extents.push_back(FrameExtents(work.memory(head), slot_index));
+    lanes.push_back({.set = {.scale = work.geometry.scale,
+                             .group = work.geometry.group(),
+                             .extents = extents.back(),
+                             .slot_index = slot_index},
+                     .memory = work.memory(head)});
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(const auto victims,
+                           ChooseVictims(work.sequence().policy, lanes,
+                                         {.budget = work.sequence().budget_tokens,
+                                          .length = work.ticket.length,
+                                          .candidate_end = work.ticket.candidate_end},
+                                         {.device = work.device, .parallel = parallel_}));
   return PlaceBeforeDeadline(work, victims);
 }
 
@@ -171,34 +177,46 @@ absl::Status Attention::PlaceBeforeDeadline(Work& work,
   return taken.status();
 }
 
-void Attention::AppendTokens(Work& work) {
-  if (work.ticket.tokens == 0) return;
+absl::Status Attention::AppendTokens(Work& work) {
+  if (work.ticket.tokens == 0) return absl::OkStatus();
   const auto heads = static_cast<size_t>(work.geometry.kv_heads);
   const size_t row_bytes = work.geometry.page_shape().row_bytes();
-  const auto tokens = static_cast<size_t>(work.ticket.tokens);
-  parallel_.Run(static_cast<int>(heads), [&](int head) {
-    LaneMemory& memory = work.memory(head);
+  struct NewTokens {
     std::vector<std::byte*> keys;
     std::vector<std::byte*> values;
-    for (const int32_t slot : work.slots[static_cast<size_t>(head)]) {
-      keys.push_back(memory.key_slot(slot));
-      values.push_back(memory.value_slot(slot));
+    std::vector<float> key_norm;
+    std::vector<float> value_norm;
+  };
+  std::vector<NewTokens> tokens(heads);
+  std::vector<gpu::AppendArgs> appends;
+  for (size_t head = 0; head < heads; ++head) {
+    const LaneMemory& memory = work.memory(static_cast<int>(head));
+    for (const int32_t slot : work.slots[head]) {
+      tokens[head].keys.push_back(memory.key_slot(slot));
+      tokens[head].values.push_back(memory.value_slot(slot));
     }
-    std::vector<float> key_norm(tokens);
-    std::vector<float> value_norm(tokens);
-    gpu::AppendCpu({.dtype = work.geometry.dtype,
-                    .head_dim = work.geometry.head_dim,
-                    .tokens = work.ticket.tokens,
-                    .key = work.item.k->bytes.data() + static_cast<size_t>(head) * row_bytes,
-                    .value = work.item.v->bytes.data() + static_cast<size_t>(head) * row_bytes,
-                    .stride = heads * row_bytes,
-                    .key_slot = keys,
-                    .value_slot = values,
-                    .key_norm = key_norm,
-                    .value_norm = value_norm});
-    memory.NoteTokens(key_norm, value_norm, work.sequence().policy.scorer->wants_logits());
-    memory.DigestCompletePages(work.lane(head));
-  });
+    tokens[head].key_norm.resize(tokens[head].keys.size());
+    tokens[head].value_norm.resize(tokens[head].keys.size());
+    appends.push_back({.dtype = work.geometry.dtype,
+                       .head_dim = work.geometry.head_dim,
+                       .tokens = work.ticket.tokens,
+                       .key = work.item.k->bytes.data() + head * row_bytes,
+                       .value = work.item.v->bytes.data() + head * row_bytes,
+                       .stride = heads * row_bytes,
+                       .key_slot = tokens[head].keys,
+                       .value_slot = tokens[head].values,
+                       .key_norm = tokens[head].key_norm,
+                       .value_norm = tokens[head].value_norm});
+  }
+  EBBTIDE_RETURN_IF_ERROR(work.device.Run(appends));
+  std::vector<LaneToDigest> lanes;
+  for (size_t head = 0; head < heads; ++head) {
+    const auto h = static_cast<int>(head);
+    work.memory(h).NoteTokens(tokens[head].key_norm, tokens[head].value_norm,
+                              work.sequence().policy.scorer->wants_logits());
+    lanes.push_back({.lane = work.lane(h), .memory = work.memory(h)});
+  }
+  return DigestCompletePages(lanes, work.device);
 }
 
 absl::Status Attention::Answer(Work& work) {
@@ -287,21 +305,18 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
             .query_index = index};
     lanes.emplace_back(tile, work.lane(head), work.memory(head));
   }
-  EBBTIDE_ASSIGN_OR_RETURN(const std::unique_ptr<gpu::Stream> stream, backend_.MakeStream());
   std::vector<gpu::AttendArgs> attends;
   for (LaneAnswer& lane : lanes) attends.push_back(lane.ResidentArgs());
-  EBBTIDE_RETURN_IF_ERROR(backend_.Run(*stream, attends));
-  EBBTIDE_RETURN_IF_ERROR(stream->Wait());
+  EBBTIDE_RETURN_IF_ERROR(work.device.Run(attends));
   parallel_.Run(geometry.kv_heads,
                 [&](int head) { lanes[static_cast<size_t>(head)].TakeResident(); });
 
-  PageSource source(cache_, tiers_, staging_, work.ticket.sequence, work.ticket.layer);
+  PageSource source(cache_, tiers_, staging_, work.device, work.ticket);
   RecallResult result =
       Recall(work.recall, lanes,
              {.source = source,
               .parallel = parallel_,
-              .backend = backend_,
-              .stream = *stream,
+              .device = work.device,
               .clock = clock_,
               .history = work.sequence().recall_history[static_cast<size_t>(work.ticket.layer)],
               .deadline = work.read_until});

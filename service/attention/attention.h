@@ -44,7 +44,7 @@ class Attention {
 
   absl::Status TakeSlots(Work& work);
   absl::Status PlaceBeforeDeadline(Work& work, std::span<const std::vector<int32_t>> victims);
-  void AppendTokens(Work& work);
+  absl::Status AppendTokens(Work& work);
   absl::Status Answer(Work& work);
   absl::Status AnswerTile(Work& work, int32_t first_query, int32_t queries);
   void WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query);

@@ -316,8 +316,7 @@ class Climb {
         attends.push_back(lanes_[lane].ExactArgs(exact[lane], exact_bytes[lane]));
     }
     if (attends.empty()) return;
-    status_.Update(tools_.backend.Run(tools_.stream, attends));
-    status_.Update(tools_.stream.Wait());
+    status_.Update(tools_.device.Run(attends));
     for (size_t lane = 0; lane < lanes_.size(); ++lane) {
       if (!exact[lane].empty()) lanes_[lane].TakeExact();
     }

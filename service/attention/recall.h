@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
-#include "gpu/backend.h"
+#include "gpu/device.h"
 #include "service/attention/lane_answer.h"
 #include "service/calls.h"
 #include "service/movement/page_source.h"
@@ -30,8 +30,7 @@ std::string_view RungName(Rung rung);  // "digest", "coarse", "fine", "exact"
 struct RecallTools {
   PageSource& source;
   ParallelFor& parallel;
-  gpu::Backend& backend;
-  gpu::Stream& stream;
+  const gpu::Device& device;
   Clock& clock;
   RecallHistory& history;  // The layer's.
   absl::Duration deadline;

@@ -3,7 +3,6 @@
 #include "service/movement/mover.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <utility>
@@ -11,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/status_macros.h"
+#include "gpu/device.h"
 #include "gpu/kernels/codes.h"
 #include "gpu/kernels/digest.h"
 #include "gpu/kernels/gather.h"
@@ -32,36 +33,46 @@ RecordBuffer MakeRecordBuffer(uint64_t bytes) {
 }
 
 // Gathers a complete block's pages out of the lanes' slots and frames them.
-void BuildRecord(const CarryPlan& plan, std::span<std::byte> record) {
+//   kResourceExhausted, kUnavailable  as gpu::Device::Run
+absl::Status BuildRecord(const CarryPlan& plan, const gpu::Device& device,
+                         std::span<std::byte> record) {
   const Model& model = *plan.sequence->model;
   const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
+  const std::vector<LaneMemory>& memories = plan.sequence->memory;
+  const auto part = [&](size_t lane, storage::PagePart which) {
+    return record.subspan(geometry.part_offset(static_cast<uint32_t>(lane), which),
+                          geometry.part_bytes(which));
+  };
+  std::vector<const std::byte*> keys(plan.slots.size());  // [lanes, page_tokens]
+  std::vector<const std::byte*> values(plan.slots.size());
+  std::vector<gpu::GatherArgs> gathers;
   const auto page_tokens = static_cast<size_t>(model.geometry.page_tokens);
-  std::vector<const std::byte*> keys(page_tokens);
-  std::vector<const std::byte*> values(page_tokens);
+  for (size_t lane = 0; lane < memories.size(); ++lane) {
+    for (size_t i = lane * page_tokens; i < (lane + 1) * page_tokens; ++i) {
+      keys[i] = memories[lane].key_slot(plan.slots[i]);
+      values[i] = memories[lane].value_slot(plan.slots[i]);
+    }
+    gathers.push_back({.shape = memories[lane].shape,
+                       .key_slot = std::span(keys).subspan(lane * page_tokens, page_tokens),
+                       .value_slot = std::span(values).subspan(lane * page_tokens, page_tokens),
+                       .page = part(lane, storage::PagePart::kExact)});
+  }
+  EBBTIDE_RETURN_IF_ERROR(device.Run(gathers));
+
   // The codes' box, drawn anew: the lane's own digests belong to its calls.
   std::vector<std::byte> digest(gpu::DigestBytes(model.geometry.head_dim));
-  for (size_t lane = 0; lane < plan.sequence->memory.size(); ++lane) {
-    const LaneMemory& memory = plan.sequence->memory[lane];
-    for (size_t t = 0; t < page_tokens; ++t) {
-      const int32_t slot = plan.slots[lane * page_tokens + t];
-      keys[t] = memory.key_slot(slot);
-      values[t] = memory.value_slot(slot);
-    }
-    const auto part = [&](storage::PagePart which) {
-      return record.subspan(geometry.part_offset(static_cast<uint32_t>(lane), which),
-                            geometry.part_bytes(which));
-    };
-    const std::span<std::byte> page = part(storage::PagePart::kExact);
-    gpu::GatherCpu({.shape = memory.shape, .key_slot = keys, .value_slot = values, .page = page});
-    gpu::DigestCpu(
-        {.shape = memory.shape, .tokens = memory.shape.tokens, .page = page, .digest = digest});
-    gpu::EncodeCpu({.shape = memory.shape,
+  for (size_t lane = 0; lane < memories.size(); ++lane) {
+    const gpu::PageShape& shape = memories[lane].shape;
+    const std::span<std::byte> page = part(lane, storage::PagePart::kExact);
+    gpu::DigestCpu({.shape = shape, .tokens = shape.tokens, .page = page, .digest = digest});
+    gpu::EncodeCpu({.shape = shape,
                     .page = page,
                     .digest = digest,
-                    .coarse = part(storage::PagePart::kCoarse),
-                    .fine = part(storage::PagePart::kFine)});
+                    .coarse = part(lane, storage::PagePart::kCoarse),
+                    .fine = part(lane, storage::PagePart::kFine)});
   }
   storage::FrameRecord(plan.key, geometry, plan.positions, record);
+  return absl::OkStatus();
 }
 
 bool IsOver(const storage::ByteBudget& budget, uint64_t percent) {
@@ -94,9 +105,11 @@ bool Mover::SealOne(const CarryPlan& plan) {
   const Model& model = *plan.sequence->model;
   const uint64_t bytes = model.geometry.record(model.fingerprint).record_bytes();
   const RecordBuffer record = MakeRecordBuffer(bytes);
-  BuildRecord(plan, {record.get(), bytes});
+  const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
+  const bool is_built = device.ok() && BuildRecord(plan, *device, {record.get(), bytes}).ok();
 
-  const auto tier = WriteDown({.key = plan.key, .record = {record.get(), bytes}});
+  const auto tier =
+      is_built ? WriteDown({.key = plan.key, .record = {record.get(), bytes}}) : std::nullopt;
   const bool is_closed = cache_.CommitSeal(plan, tier);
   if (is_closed) Erase({&plan.key, 1});
   Reap(plan.sequence);
@@ -205,11 +218,13 @@ void Mover::EraseOwed() {
   if (!below_erased) owed_rocksdb_.insert(owed_rocksdb_.end(), below.begin(), below.end());
 }
 
+// Frames that could not be zeroed are given to nobody.
 void Mover::Reap(const SequenceRef& sequence) {
   if (!cache_.MayReap(sequence)) return;
-  std::memset(sequence->memory.front().frames, 0,
-              sequence->facts.pool_bytes);  // Closed: nobody writes it now.
-  cache_.Reap(sequence);
+  const gpu::ZeroArgs zero{
+      {sequence->memory.front().frames, sequence->facts.pool_bytes}};  // Closed: nobody writes it.
+  const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
+  if (device.ok() && device->Run(std::span(&zero, 1)).ok()) cache_.Reap(sequence);
 }
 
 std::string Mover::Degraded() const {

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
+#include "gpu/backend.h"
 #include "service/cache.h"
 #include "storage/byte_budget.h"
 #include "storage/tier.h"
@@ -39,8 +40,8 @@ struct LowerTiers {
 // Thread-safe.
 class Mover {
  public:
-  Mover(Cache& cache, Clock& clock, Executor& carriers, LowerTiers tiers)
-      : cache_(cache), clock_(clock), carriers_(carriers), tiers_(tiers) {}
+  Mover(Cache& cache, Clock& clock, Executor& carriers, gpu::Backend& backend, LowerTiers tiers)
+      : cache_(cache), clock_(clock), carriers_(carriers), backend_(backend), tiers_(tiers) {}
 
   // Has the carriers seal and move whatever there is to seal and move.
   void Kick();
@@ -76,6 +77,7 @@ class Mover {
   Cache& cache_;
   Clock& clock_;
   Executor& carriers_;
+  gpu::Backend& backend_;
   const LowerTiers tiers_;
 
   // Synchronised by itself.

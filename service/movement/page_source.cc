@@ -36,12 +36,13 @@ void Staging::GiveShare() {
 }
 
 PageSource::PageSource(Cache& cache, const LowerTiers& tiers, Staging& staging,
-                       SequenceRef sequence, int layer)
+                       const gpu::Device& device, const Ticket& ticket)
     : cache_(cache),
       tiers_(tiers),
       staging_(staging),
-      sequence_(std::move(sequence)),
-      layer_(layer) {}
+      device_(device),
+      sequence_(ticket.sequence),
+      layer_(ticket.layer) {}
 
 PageSource::~PageSource() {
   if (holds_share_) staging_.GiveShare();
@@ -81,20 +82,19 @@ void PageSource::FetchFromSlots(PageRequest& request) {
   const Lane& lane = sequence_->facts.lane(layer_, request.kv_head);
   const int32_t first = request.page * memory.shape.tokens;
   const int32_t end = std::min(first + memory.shape.tokens, lane.length());
-  std::vector<const std::byte*> keys;
-  std::vector<const std::byte*> values;
   for (int32_t index = first; index < end; ++index) {
-    const int32_t slot = lane.slot_of(index);
     // Reclaimed since the cache was asked: its block is confirmed by now, and below.
-    if (slot == kNoSlot) return;
-    keys.push_back(memory.key_slot(slot));
-    values.push_back(memory.value_slot(slot));
+    if (lane.slot_of(index) == kNoSlot) return;
   }
+  const SlotsOfTokens slots = FindSlots(memory, lane, first, end);
   const std::span<std::byte> page = Stage(memory.shape.page_bytes());
-  gpu::GatherCpu({.shape = memory.shape, .key_slot = keys, .value_slot = values, .page = page});
-  request.bytes = page;
+  const gpu::GatherArgs gather{
+      .shape = memory.shape, .key_slot = slots.keys, .value_slot = slots.values, .page = page};
   request.part = storage::PagePart::kExact;
   request.tier = TierName::kDevice;
+  request.state = FetchState::kUnavailable;
+  if (!device_.Run(std::span(&gather, 1)).ok()) return;
+  request.bytes = page;
   request.state = FetchState::kOk;
 }
 

@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 
+#include "gpu/device.h"
 #include "service/cache.h"
 #include "service/movement/mover.h"
 #include "storage/block_record.h"
@@ -52,8 +53,8 @@ class Staging {
 // One layer's call. Thread-compatible.
 class PageSource {
  public:
-  PageSource(Cache& cache, const LowerTiers& tiers, Staging& staging, SequenceRef sequence,
-             int layer);
+  PageSource(Cache& cache, const LowerTiers& tiers, Staging& staging, const gpu::Device& device,
+             const Ticket& ticket);
   ~PageSource();
 
   // How many bytes a caller should ask for in one Fetch.
@@ -79,6 +80,7 @@ class PageSource {
   Cache& cache_;
   const LowerTiers tiers_;
   Staging& staging_;
+  const gpu::Device& device_;
   const SequenceRef sequence_;
   const int layer_;
   bool holds_share_ = false;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/status_macros.h"
 #include "gpu/kernels/gather.h"
 
 namespace ebbtide::service {
@@ -17,24 +18,64 @@ void LaneMemory::NoteTokens(std::span<const float> key_norms, std::span<const fl
   if (keeps_mass) mass.resize(value_norm.size());
 }
 
-void LaneMemory::DigestCompletePages(const Lane& lane) {
-  const size_t bytes = gpu::DigestBytes(shape.head_dim);
-  std::vector<std::byte> page(shape.page_bytes());
-  std::vector<const std::byte*> keys(static_cast<size_t>(shape.tokens));
-  std::vector<const std::byte*> values(keys.size());
-  while ((digested_pages() + 1) * shape.tokens <= lane.length()) {
-    const int32_t first = digested_pages() * shape.tokens;
-    for (int32_t t = 0; t < shape.tokens; ++t) {
-      keys[static_cast<size_t>(t)] = key_slot(lane.slot_of(first + t));
-      values[static_cast<size_t>(t)] = value_slot(lane.slot_of(first + t));
-    }
-    gpu::GatherCpu({.shape = shape, .key_slot = keys, .value_slot = values, .page = page});
-    digests.resize(digests.size() + bytes);
-    gpu::DigestCpu({.shape = shape,
-                    .tokens = shape.tokens,
-                    .page = page,
-                    .digest = std::span(digests).last(bytes)});
+void LaneMemory::Truncate(int32_t length) {
+  const auto kept = static_cast<size_t>(length);
+  if (value_norm.size() > kept) value_norm.resize(kept);
+  if (score.size() > kept) score.resize(kept);
+  if (mass.size() > kept) mass.resize(kept);
+  const size_t kept_digests =
+      kept / static_cast<size_t>(shape.tokens) * gpu::DigestBytes(shape.head_dim);
+  if (digests.size() > kept_digests) digests.resize(kept_digests);
+}
+
+SlotsOfTokens FindSlots(const LaneMemory& memory, const Lane& lane, int32_t first, int32_t end) {
+  SlotsOfTokens slots;
+  for (int32_t index = first; index < end; ++index) {
+    slots.keys.push_back(memory.key_slot(lane.slot_of(index)));
+    slots.values.push_back(memory.value_slot(lane.slot_of(index)));
   }
+  return slots;
+}
+
+absl::Status DigestCompletePages(std::span<const LaneToDigest> lanes, const gpu::Device& device) {
+  struct Page {
+    LaneMemory& memory;
+    SlotsOfTokens slots;
+    std::vector<std::byte> bytes;
+    std::vector<std::byte> digest;
+  };
+  std::vector<Page> pages;
+  for (const auto& [lane, memory] : lanes) {
+    const int32_t tokens = memory.shape.tokens;
+    for (int32_t first = memory.digested_pages() * tokens; first + tokens <= lane.length();
+         first += tokens) {
+      pages.push_back({.memory = memory,
+                       .slots = FindSlots(memory, lane, first, first + tokens),
+                       .bytes = std::vector<std::byte>(memory.shape.page_bytes()),
+                       .digest = std::vector<std::byte>(gpu::DigestBytes(memory.shape.head_dim))});
+    }
+  }
+  if (pages.empty()) return absl::OkStatus();
+
+  std::vector<gpu::GatherArgs> gathers;
+  std::vector<gpu::DigestArgs> digests;
+  for (Page& page : pages) {
+    gathers.push_back({.shape = page.memory.shape,
+                       .key_slot = page.slots.keys,
+                       .value_slot = page.slots.values,
+                       .page = page.bytes});
+    digests.push_back({.shape = page.memory.shape,
+                       .tokens = page.memory.shape.tokens,
+                       .page = page.bytes,
+                       .digest = page.digest});
+  }
+  EBBTIDE_RETURN_IF_ERROR(device.Run(gathers));
+  EBBTIDE_RETURN_IF_ERROR(device.Run(digests));
+  for (const Page& page : pages) {  // In order, lane by lane.
+    std::vector<std::byte>& all = page.memory.digests;
+    all.insert(all.end(), page.digest.begin(), page.digest.end());
+  }
+  return absl::OkStatus();
 }
 
 std::vector<gpu::Extent> FrameExtents(const LaneMemory& memory,

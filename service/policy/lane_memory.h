@@ -10,6 +10,9 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
+
+#include "gpu/device.h"
 #include "gpu/extent.h"
 #include "gpu/kernels/digest.h"
 #include "gpu/shape.h"
@@ -43,8 +46,8 @@ struct LaneMemory {
   // Takes note of appended tokens.
   void NoteTokens(std::span<const float> key_norms, std::span<const float> value_norms,
                   bool keeps_mass);
-  // Draws the digest of each page that is complete and has none yet; its tokens are all in slots.
-  void DigestCompletePages(const Lane& lane);
+  // Forgets what is known of tokens from `length` on.
+  void Truncate(int32_t length);
 
   std::byte* key_slot(int32_t slot) const {
     return frames + static_cast<size_t>(slot / shape.tokens) * shape.page_bytes() +
@@ -59,6 +62,23 @@ struct LaneMemory {
     return static_cast<int32_t>(digests.size() / gpu::DigestBytes(shape.head_dim));
   }
 };
+
+// A lane whose complete pages are to have digests.
+struct LaneToDigest {
+  const Lane& lane;
+  LaneMemory& memory;
+};
+
+// Draws the digest of each page that is complete and has none yet; its tokens are all in slots.
+//   kResourceExhausted, kUnavailable  as gpu::Device::Run
+absl::Status DigestCompletePages(std::span<const LaneToDigest> lanes, const gpu::Device& device);
+
+// Where the tokens first .. end of a lane lie, all of them in slots.
+struct SlotsOfTokens {
+  std::vector<const std::byte*> keys;
+  std::vector<const std::byte*> values;
+};
+SlotsOfTokens FindSlots(const LaneMemory& memory, const Lane& lane, int32_t first, int32_t end);
 
 // The lane's frames as extents. `slot_index` [slots] must outlive them.
 std::vector<gpu::Extent> FrameExtents(const LaneMemory& memory,

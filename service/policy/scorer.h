@@ -11,6 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "base/executor.h"
+#include "gpu/device.h"
 #include "gpu/extent.h"
 #include "service/policy/lane_memory.h"
 #include "service/policy/policy.h"
@@ -42,6 +47,18 @@ struct WorkingSet {
   std::span<const int32_t> slot_index;  // [slots]
 };
 
+// A lane whose tokens are to be scored.
+struct LaneToScore {
+  WorkingSet set;
+  LaneMemory& memory;
+};
+
+// What scoring may use.
+struct ScoringTools {
+  const gpu::Device& device;
+  ParallelFor& parallel;  // What is done per lane in host memory.
+};
+
 // Thread-compatible and without state: a lane's state is in its LaneMemory.
 class Scorer {
  public:
@@ -53,9 +70,11 @@ class Scorer {
   virtual void Observe(const Observation& observation, LaneMemory& memory) const = 0;
   // Is the score of memory.score still the latest? If so, Score need not be called.
   virtual bool is_fresh(const LaneMemory& memory) const = 0;
-  // score[s] for each slot that holds a token; 0 elsewhere. For bases that are weighted by values,
-  // not negative.
-  virtual void Score(const WorkingSet& set, LaneMemory& memory, std::span<float> score) const = 0;
+  // score[lane][s] of each slot that holds a token; 0 elsewhere. They come as zeros, as long as the
+  // lane's slots. For bases that are weighted by values, not negative.
+  //   kResourceExhausted, kUnavailable  as gpu::Device::Run
+  virtual absl::Status Score(std::span<const LaneToScore> lanes, const ScoringTools& tools,
+                             std::span<std::vector<float>> score) const = 0;
 };
 
 // A resolved policy with the scorer of its base.
@@ -65,20 +84,27 @@ struct Policy {
   const std::unique_ptr<const Scorer> scorer;
 };
 
-// Renews memory.score of every resident token if it is stale: base, then value weighting.
-void RefreshScores(const Policy& policy, const WorkingSet& set, LaneMemory& memory);
+// Renews memory.score of every resident token of the lanes where it is stale: base, then value
+// weighting.
+//   kResourceExhausted, kUnavailable  as gpu::Device::Run; no score was changed
+absl::Status RefreshScores(const Policy& policy, std::span<const LaneToScore> lanes,
+                           const ScoringTools& tools);
 
-// The tokens that leave so that at most `budget` stay resident, in the order they leave:
-// unprotected tokens with index < candidate_end of the lowest (score, index).
-//   length         tokens of the lane
+// The tokens of each lane that leave so that at most `budget` stay resident, in the order they
+// leave: unprotected tokens with index < candidate_end of the lowest (score, index). Scores are
+// renewed where any have to leave.
+//   length         tokens of each lane
 //   candidate_end  first index that is not complete in every layer
+//   kResourceExhausted, kUnavailable  as RefreshScores
 struct ChoiceArgs {
   int32_t budget = 0;
   int32_t length = 0;
   int32_t candidate_end = 0;
 };
-std::vector<int32_t> ChooseVictims(const Policy& policy, const WorkingSet& set,
-                                   const ChoiceArgs& args, LaneMemory& memory);
+absl::StatusOr<std::vector<std::vector<int32_t>>> ChooseVictims(const Policy& policy,
+                                                                std::span<const LaneToScore> lanes,
+                                                                const ChoiceArgs& args,
+                                                                const ScoringTools& tools);
 
 // Which of a lane's tokens no policy may choose: "sink", "recent", "open block", or "" for the
 // others.

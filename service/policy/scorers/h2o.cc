@@ -19,8 +19,10 @@ class H2oScorer final : public Scorer {
 
   bool is_fresh(const LaneMemory&) const override { return false; }
 
-  void Score(const WorkingSet& set, LaneMemory& memory, std::span<float> score) const override {
-    ScoreByMass(set, memory, score);
+  absl::Status Score(std::span<const LaneToScore> lanes, const ScoringTools&,
+                     std::span<std::vector<float>> score) const override {
+    ScoreByMass(lanes, score);
+    return absl::OkStatus();
   }
 };
 

@@ -14,11 +14,16 @@ class KeyDiffScorer final : public Scorer {
   void Observe(const Observation&, LaneMemory&) const override {}
   bool is_fresh(const LaneMemory&) const override { return false; }
 
-  void Score(const WorkingSet& set, LaneMemory& memory, std::span<float> score) const override {
-    gpu::KeyDiffCpu({.dtype = memory.shape.dtype,
-                     .head_dim = memory.shape.head_dim,
-                     .extents = set.extents,
-                     .score = score});
+  absl::Status Score(std::span<const LaneToScore> lanes, const ScoringTools& tools,
+                     std::span<std::vector<float>> score) const override {
+    std::vector<gpu::GeometryArgs> args;
+    for (size_t l = 0; l < lanes.size(); ++l) {
+      args.push_back({.dtype = lanes[l].memory.shape.dtype,
+                      .head_dim = lanes[l].memory.shape.head_dim,
+                      .extents = lanes[l].set.extents,
+                      .score = score[l]});
+    }
+    return tools.device.Run(args);
   }
 };
 

@@ -25,11 +25,13 @@ void AddMass(const Observation& observation, std::span<const float> lse, LaneMem
   }
 }
 
-void ScoreByMass(const WorkingSet& set, const LaneMemory& memory, std::span<float> score) {
-  for (size_t s = 0; s < score.size(); ++s) {
-    const int32_t index = set.slot_index[s];
-    score[s] =
-        index == gpu::kNoToken ? 0.0F : static_cast<float>(memory.mass[static_cast<size_t>(index)]);
+void ScoreByMass(std::span<const LaneToScore> lanes, std::span<std::vector<float>> score) {
+  for (size_t l = 0; l < lanes.size(); ++l) {
+    const std::span<const int32_t> slot_index = lanes[l].set.slot_index;
+    for (size_t s = 0; s < slot_index.size(); ++s) {
+      if (slot_index[s] == gpu::kNoToken) continue;
+      score[l][s] = static_cast<float>(lanes[l].memory.mass[static_cast<size_t>(slot_index[s])]);
+    }
   }
 }
 

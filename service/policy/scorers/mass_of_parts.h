@@ -5,6 +5,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "service/policy/scorer.h"
 
@@ -14,6 +15,6 @@ namespace ebbtide::service {
 void AddMass(const Observation& observation, std::span<const float> lse, LaneMemory& memory);
 
 // memory.mass of each slot's token as an f32 score.
-void ScoreByMass(const WorkingSet& set, const LaneMemory& memory, std::span<float> score);
+void ScoreByMass(std::span<const LaneToScore> lanes, std::span<std::vector<float>> score);
 
 }  // namespace ebbtide::service

@@ -13,10 +13,15 @@ class RecencyScorer final : public Scorer {
   void Observe(const Observation&, LaneMemory&) const override {}
   bool is_fresh(const LaneMemory&) const override { return false; }
 
-  void Score(const WorkingSet& set, LaneMemory&, std::span<float> score) const override {
-    for (size_t s = 0; s < score.size(); ++s) {
-      score[s] = set.slot_index[s] == gpu::kNoToken ? 0.0F : static_cast<float>(set.slot_index[s]);
+  absl::Status Score(std::span<const LaneToScore> lanes, const ScoringTools&,
+                     std::span<std::vector<float>> score) const override {
+    for (size_t l = 0; l < lanes.size(); ++l) {
+      const std::span<const int32_t> slot_index = lanes[l].set.slot_index;
+      for (size_t s = 0; s < slot_index.size(); ++s) {
+        if (slot_index[s] != gpu::kNoToken) score[l][s] = static_cast<float>(slot_index[s]);
+      }
     }
+    return absl::OkStatus();
   }
 };
 

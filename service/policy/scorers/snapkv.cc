@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "gpu/kernels/attend.h"
 #include "gpu/kernels/mass.h"
 #include "service/policy/scorers/scorers.h"
@@ -46,13 +47,79 @@ class SnapKvScorer final : public Scorer {
 
   bool is_fresh(const LaneMemory& memory) const override { return !memory.is_score_stale; }
 
-  void Score(const WorkingSet& set, LaneMemory& memory, std::span<float> score) const override {
-    memory.queries_since_refresh = 0;
-    const std::vector<double> mass = WindowMass(set, memory);
+  absl::Status Score(std::span<const LaneToScore> lanes, const ScoringTools& tools,
+                     std::span<std::vector<float>> score) const override {
+    // Per lane: the window's rows, and what they draw within the working set alone.
+    struct Window {
+      std::vector<float> query;  // [group, queries, head_dim]
+      std::vector<float> output;
+      std::vector<float> lse;     // [group, queries]
+      std::vector<float> logits;  // [group, queries, slots]
+      std::vector<double> mass;   // [slots]
+    };
+    std::vector<Window> windows(lanes.size());
+    std::vector<gpu::AttendArgs> attends;
+    std::vector<gpu::MassArgs> masses;
+    for (size_t l = 0; l < lanes.size(); ++l) {
+      const auto& [set, memory] = lanes[l];
+      if (memory.window_index.empty()) continue;  // Nothing asked yet: all tokens are alike.
+      Window& window = windows[l];
+      window.query = WindowQueries(memory, set.group);
+      window.output.resize(window.query.size());
+      window.lse.resize(window.query.size() / static_cast<size_t>(memory.shape.head_dim));
+      window.logits.resize(window.lse.size() * set.slot_index.size());
+      window.mass.resize(set.slot_index.size());
+      const auto queries = static_cast<int>(memory.window_index.size());
+      attends.push_back({.dtype = memory.shape.dtype,
+                         .head_dim = memory.shape.head_dim,
+                         .group = set.group,
+                         .queries = queries,
+                         .scale = set.scale,
+                         .extents = set.extents,
+                         .query = window.query,
+                         .query_index = memory.window_index,
+                         .output = window.output,
+                         .lse = window.lse,
+                         .logits = window.logits});
+      masses.push_back({.group = set.group,
+                        .queries = queries,
+                        .slots = static_cast<int>(set.slot_index.size()),
+                        .logits = window.logits,
+                        .lse = window.lse,
+                        .mass = window.mass});
+    }
+    if (attends.empty()) return absl::OkStatus();
+    EBBTIDE_RETURN_IF_ERROR(tools.device.Run(attends));
+    EBBTIDE_RETURN_IF_ERROR(tools.device.Run(masses));
+    tools.parallel.Run(static_cast<int>(lanes.size()), [&](int lane) {
+      const auto l = static_cast<size_t>(lane);
+      if (!windows[l].mass.empty()) Pool(lanes[l].set.slot_index, windows[l].mass, score[l]);
+    });
+    return absl::OkStatus();
+  }
 
+ private:
+  static std::vector<float> WindowQueries(const LaneMemory& memory, int group) {
+    const auto head_dim = static_cast<size_t>(memory.shape.head_dim);
+    const auto groups = static_cast<size_t>(group);
+    const size_t queries = memory.window_index.size();
+    std::vector<float> rows(groups * queries * head_dim);
+    for (size_t m = 0; m < queries; ++m) {
+      for (size_t g = 0; g < groups; ++g) {
+        std::ranges::copy(
+            std::span(memory.window_query).subspan((m * groups + g) * head_dim, head_dim),
+            rows.begin() + static_cast<ptrdiff_t>((g * queries + m) * head_dim));
+      }
+    }
+    return rows;
+  }
+
+  // Max-pooled over neighbouring keepers, in order of index.
+  void Pool(std::span<const int32_t> slot_index, std::span<const double> mass,
+            std::span<float> score) const {
     std::vector<std::pair<int32_t, size_t>> order;  // (token index, slot)
     for (size_t s = 0; s < mass.size(); ++s) {
-      if (set.slot_index[s] != gpu::kNoToken) order.emplace_back(set.slot_index[s], s);
+      if (slot_index[s] != gpu::kNoToken) order.emplace_back(slot_index[s], s);
     }
     std::ranges::sort(order);
     std::vector<float> by_index;
@@ -60,47 +127,6 @@ class SnapKvScorer final : public Scorer {
     std::vector<float> pooled(by_index.size());
     gpu::MaxPool({.kernel = kernel_, .mass = by_index, .pooled = pooled});
     for (size_t i = 0; i < order.size(); ++i) score[order[i].second] = pooled[i];
-  }
-
- private:
-  // The window's attention to each slot, softmax over the working set alone.
-  std::vector<double> WindowMass(const WorkingSet& set, const LaneMemory& memory) const {
-    const size_t slots = set.slot_index.size();
-    const auto head_dim = static_cast<size_t>(memory.shape.head_dim);
-    const auto group = static_cast<size_t>(set.group);
-    const size_t queries = memory.window_index.size();
-    std::vector<double> mass(slots, 0.0);
-    if (queries == 0) return mass;
-
-    std::vector<float> query(group * queries * head_dim);  // [group, queries, head_dim]
-    for (size_t m = 0; m < queries; ++m) {
-      for (size_t g = 0; g < group; ++g) {
-        std::ranges::copy(
-            std::span(memory.window_query).subspan((m * group + g) * head_dim, head_dim),
-            query.begin() + static_cast<ptrdiff_t>((g * queries + m) * head_dim));
-      }
-    }
-    std::vector<float> output(query.size());
-    std::vector<float> lse(group * queries);
-    std::vector<float> logits(group * queries * slots);
-    gpu::AttendCpu({.dtype = memory.shape.dtype,
-                    .head_dim = memory.shape.head_dim,
-                    .group = set.group,
-                    .queries = static_cast<int>(queries),
-                    .scale = set.scale,
-                    .extents = set.extents,
-                    .query = query,
-                    .query_index = memory.window_index,
-                    .output = output,
-                    .lse = lse,
-                    .logits = logits});
-    gpu::MassCpu({.group = set.group,
-                  .queries = static_cast<int>(queries),
-                  .slots = static_cast<int>(slots),
-                  .logits = logits,
-                  .lse = lse,
-                  .mass = mass});
-    return mass;
   }
 
   const int32_t window_;

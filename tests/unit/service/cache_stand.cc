@@ -47,7 +47,7 @@ CacheStand::CacheStand(const CacheSetup& setup)
               .default_recall = "exact",
               .idle_timeout = absl::Minutes(10)},
              clock_),
-      mover_(cache_, clock_, carriers_, tiers_) {
+      mover_(cache_, clock_, carriers_, backend_, tiers_) {
   EBBTIDE_CHECK(cache_.RegisterModel("m", tokens_.geometry, "w").ok(), "the model is sound");
 }
 

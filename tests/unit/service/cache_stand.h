@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/cpu/cpu_backend.h"
 #include "service/cache.h"
 #include "service/movement/mover.h"
 #include "storage/byte_budget.h"
@@ -35,6 +36,7 @@ class CacheStand {
 
   service::Cache& cache() { return cache_; }
   service::Mover& mover() { return mover_; }
+  gpu::Backend& backend() { return backend_; }
   const service::LowerTiers& tiers() const { return tiers_; }
   FakeClock& clock() { return clock_; }
   SteppedExecutor& carriers() { return carriers_; }
@@ -79,6 +81,7 @@ class CacheStand {
   std::unique_ptr<storage::HostTier> below_tier_;
   FaultyTier host_;
   FaultyTier below_;
+  gpu::CpuBackend backend_{1};
   service::LowerTiers tiers_;
   service::Cache cache_;
   service::Mover mover_;

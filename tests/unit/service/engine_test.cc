@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,18 +20,22 @@
 #include "service/reason.h"
 #include "storage/patient_tier.h"
 #include "tests/support/engine_stand.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/faulty_tier.h"
 #include "tests/support/status_matchers.h"
 
 namespace ebbtide::service {
 namespace {
 
+using test::EngineSetup;
 using test::EngineStand;
+using test::FaultyBackend;
 using test::FaultyTier;
 using test::SmallGeometry;
 using test::StatusIs;
 using test::Tokens;
 using test::Worker;
+using testing::HasSubstr;
 
 std::vector<float> OutputOf(const StepAnswer& answer) {
   std::vector<float> output(answer.output.size() / 4);
@@ -67,6 +72,25 @@ Errors ErrorsOf(const StepAnswer& answer, const Tokens& tokens, int layer, int32
   }
   errors.relative = std::sqrt(off / all);
   return errors;
+}
+
+std::vector<bool> ResidentsOf(Engine& engine, uint32_t layer) {
+  const auto lane = engine.Describe({.sequence = "a", .with_tokens = true, .layer = layer});
+  EXPECT_OK(lane.status());
+  std::vector<bool> residents;
+  for (const TokenDescription& token : lane->tokens) residents.push_back(token.resident);
+  return residents;
+}
+
+std::vector<std::byte> BytesOf(Engine& engine, uint32_t layer) {
+  const auto pages = engine.ReadPages({.sequence = "a", .layer = layer});
+  EXPECT_OK(pages.status());
+  std::vector<std::byte> bytes;
+  for (const PageBytes& page : *pages) {
+    bytes.insert(bytes.end(), page.k.begin(), page.k.end());
+    bytes.insert(bytes.end(), page.v.begin(), page.v.end());
+  }
+  return bytes;
 }
 
 class EngineTest : public testing::Test {
@@ -253,7 +277,7 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   EXPECT_EQ(without.certificate.not_met_reason, "TIER_UNAVAILABLE");
   EXPECT_EQ(ErrorsOf(without, tokens_, 0, 256, 1).violations, 0);
   EXPECT_THAT(stand.engine().ReadPages({.sequence = "a"}),
-              StatusIs(absl::StatusCode::kUnavailable, testing::HasSubstr("rocksdb tier")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rocksdb tier")));
 
   disk->Set({});
   disk_answers.Notify();
@@ -263,6 +287,76 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   }
   ASSERT_OK(with.status);
   EXPECT_LT(ErrorsOf(with, tokens_, 1, 256, 1).relative, 1e-5);
+}
+
+// An engine whose device fails as told.
+struct FailingDevice {
+  FaultyBackend* device = nullptr;
+  EngineSetup Setup() {
+    return {.wrap_backend = [this](gpu::Backend& backend) {
+      auto faulty = std::make_unique<FaultyBackend>(backend);
+      device = faulty.get();
+      return faulty;
+    }};
+  }
+};
+
+// A twin that never met the fault has the same bytes and the same residents in the end.
+TEST_F(EngineTest, ADeviceThatFailsInAnyPartOfACallLeavesTheSequenceAsItWas) {
+  const std::vector<std::function<bool(const gpu::Batch&)>> faults = {
+      &FaultyBackend::Is<gpu::AppendArgs>, &FaultyBackend::Is<gpu::DigestArgs>,
+      &FaultyBackend::Is<gpu::WeightedValueArgs>, &FaultyBackend::Is<gpu::DamageArgs>};
+  for (size_t f = 0; f < faults.size(); ++f) {
+    EngineStand twin_stand;
+    FailingDevice failing;
+    EngineStand stand(failing.Setup());
+    Worker twin(twin_stand.engine(), tokens_, "a");
+    Worker worker(stand.engine(), tokens_, "a");
+    twin.open = worker.open = {
+        .policy = "h2o+caote", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+    ASSERT_OK(twin.Open().status());
+    ASSERT_OK(worker.Open().status());
+    int refused = 0;
+    for (int32_t step = 0; step < 16; ++step) {
+      const Worker::Call call = {
+          .layer = step % 2, .first = step / 2 * 20, .count = 20, .phase = Phase::kPrefill};
+      ASSERT_OK(twin.Step(call).status);
+      failing.device->fails = faults[f];
+      const StepAnswer failed = worker.Step(call);
+      failing.device->fails = [](const gpu::Batch&) { return false; };
+      stand.engine().CheckInvariants();
+      if (failed.status.ok()) continue;  // It had no need of the batch.
+      ++refused;
+      EXPECT_EQ(failed.status.code(), absl::StatusCode::kUnavailable) << failed.status;
+      ASSERT_OK(worker.Step(call).status);
+    }
+    EXPECT_GT(refused, 2) << "fault " << f;
+    twin_stand.Settle();
+    stand.Settle();
+    EXPECT_EQ(stand.host_budget().used_bytes(), twin_stand.host_budget().used_bytes());
+    EXPECT_EQ(stand.engine().GetStats().tokens_appended,
+              twin_stand.engine().GetStats().tokens_appended);
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      EXPECT_EQ(ResidentsOf(stand.engine(), layer), ResidentsOf(twin_stand.engine(), layer)) << f;
+      EXPECT_EQ(BytesOf(stand.engine(), layer), BytesOf(twin_stand.engine(), layer)) << f;
+    }
+  }
+}
+
+TEST_F(EngineTest, FramesThatCouldNotBeZeroedAreGivenToNobody) {
+  FailingDevice failing;
+  EngineSetup setup = failing.Setup();
+  setup.device_bytes = 80 << 10;
+  EngineStand stand(setup);
+  Worker first(stand.engine(), tokens_, "first");
+  Worker second(stand.engine(), tokens_, "second");
+  first.open = second.open = {.policy = "streaming", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(first.Open().status());
+  failing.device->fails = &FaultyBackend::Is<gpu::ZeroArgs>;
+
+  ASSERT_OK(stand.engine().CloseSequence("first"));
+
+  EXPECT_THAT(second.Open(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("second")));
 }
 
 TEST_F(EngineTest, RepeatedCallIsReplayedAndChangesNothing) {

@@ -38,7 +38,7 @@ class PageSourceTest : public testing::Test {
     return std::make_unique<PageSource>(
         stand_.cache(),
         has_below ? tiers : LowerTiers{.host = tiers.host, .host_budget = tiers.host_budget},
-        staging_, sequence_, kLayer);
+        staging_, device_, service::Ticket{.sequence = sequence_, .layer = kLayer});
   }
 
   // Block `block` goes to the tier below, as the mover takes it there.
@@ -59,6 +59,7 @@ class PageSourceTest : public testing::Test {
 
   CacheStand stand_{{.below_blocks = 100}};
   Staging staging_{1 << 20};
+  gpu::Device device_ = *gpu::Device::Open(stand_.backend());
   SequenceRef sequence_;
 };
 
@@ -174,7 +175,8 @@ TEST_F(PageSourceTest, EveryDamagedPartIsCorruptAndNoOther) {
   int corrupt = 0;
   int sound = 0;
   for (int layer = 0; layer < 2; ++layer) {
-    PageSource source(stand_.cache(), stand_.tiers(), staging_, sequence_, layer);
+    PageSource source(stand_.cache(), stand_.tiers(), staging_, device_,
+                      {.sequence = sequence_, .layer = layer});
     for (int32_t page = 0; page < 4; ++page) {
       for (int head = 0; head < 2; ++head) {
         for (const PagePart part : {PagePart::kExact, PagePart::kCoarse, PagePart::kFine}) {

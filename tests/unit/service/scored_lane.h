@@ -12,10 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "base/executor.h"
+#include "gpu/cpu/cpu_backend.h"
+#include "gpu/device.h"
 #include "gpu/extent.h"
 #include "service/model/lane.h"
 #include "service/policy/lane_memory.h"
 #include "service/policy/scorer.h"
+#include "tests/support/status_matchers.h"
 
 namespace ebbtide::test {
 
@@ -113,12 +117,25 @@ class ScoredLane {
 
   // Score of each resident token, by index; what is absent keeps its last.
   std::vector<float> Scores(const service::Policy& policy) {
-    service::RefreshScores(policy, set(), memory_);
+    const service::LaneToScore lane{.set = set(), .memory = memory_};
+    EXPECT_OK(service::RefreshScores(policy, {&lane, 1}, tools_));
     return memory_.score;
   }
+  // The base score of each slot.
+  std::vector<float> BaseScores(const service::Policy& policy) {
+    const service::LaneToScore lane{.set = set(), .memory = memory_};
+    std::vector<float> score(kSlots, 0.0F);
+    EXPECT_OK(policy.scorer->Score({&lane, 1}, tools_, {&score, 1}));
+    return score;
+  }
+  std::vector<int32_t> Victims(const service::Policy& policy, const service::ChoiceArgs& args) {
+    const service::LaneToScore lane{.set = set(), .memory = memory_};
+    const auto victims = service::ChooseVictims(policy, {&lane, 1}, args, tools_);
+    EXPECT_OK(victims.status());
+    return victims->front();
+  }
   std::vector<int32_t> Victims(const service::Policy& policy, int32_t budget) {
-    return service::ChooseVictims(
-        policy, set(), {.budget = budget, .length = length(), .candidate_end = length()}, memory_);
+    return Victims(policy, {.budget = budget, .length = length(), .candidate_end = length()});
   }
 
  private:
@@ -127,6 +144,10 @@ class ScoredLane {
   service::LaneMemory memory_;
   std::vector<std::byte> frames_;
   std::vector<gpu::Extent> extents_;
+  gpu::CpuBackend backend_{1};
+  gpu::Device device_ = *gpu::Device::Open(backend_);
+  ParallelFor parallel_{1};
+  service::ScoringTools tools_{.device = device_, .parallel = parallel_};
 };
 
 // `text` with the protection given, where the text does not say.

@@ -104,8 +104,7 @@ TEST(ChooseVictimsTest, IncompleteTokensNeverLeave) {
   ScoredLane lane;
   Tell(lane, {4, 3, 2, 1});
 
-  EXPECT_THAT(ChooseVictims(ToldPolicy(), lane.set(),
-                            {.budget = 1, .length = 4, .candidate_end = 2}, lane.memory()),
+  EXPECT_THAT(lane.Victims(ToldPolicy(), {.budget = 1, .length = 4, .candidate_end = 2}),
               ElementsAre(1, 0));
 }
 
@@ -152,9 +151,8 @@ TEST(ScorerTest, SlotsWithoutATokenScoreNothing) {
     const Policy policy = MakePolicy(text);
     policy.scorer->Observe(answer.Seen(), lane.memory());
     lane.Remove(5);
-    std::vector<float> score(ScoredLane::kSlots, 0.0F);
 
-    policy.scorer->Score(lane.set(), lane.memory(), score);
+    const std::vector<float> score = lane.BaseScores(policy);
 
     EXPECT_EQ(score[5], 0) << text;
     EXPECT_EQ(score[20], 0) << text;
