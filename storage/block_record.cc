@@ -135,8 +135,10 @@ absl::Status CheckLengths(const FixedFields& fields, const RecordGeometry& geome
   return absl::OkStatus();
 }
 
+// The first is, and each equals the next: libc compares faster than a loop here would.
 bool IsZero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+  return bytes.empty() || (bytes.front() == std::byte{0} &&
+                           std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
 }
 
 }  // namespace

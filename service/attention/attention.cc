@@ -301,6 +301,7 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
             .scale = geometry.scale,
             .keeps_logits = observes && work.sequence().policy.scorer->wants_logits(),
             .needs_bounds = work.recall.mode != RecallMode::kExact,
+            .needs_guess = work.recall.mode == RecallMode::kEstimated,
             .query = rows,
             .query_index = index};
     lanes.emplace_back(tile, work.lane(head), work.memory(head));

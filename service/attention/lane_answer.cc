@@ -49,16 +49,23 @@ double Distance(std::span<const float> a, std::span<const float> b) {
   return std::sqrt(SquaredDistance(a, b)) * (1 + 1e-5);
 }
 
+// Of e^x, x normal with mean 0.
+float LogNormalVariance(double deviation) {
+  constexpr double kVarianceMax = 4;  // Beyond, nothing is known anyhow.
+  const double variance = std::min(deviation * deviation, kVarianceMax);
+  return static_cast<float>(std::exp(variance) * std::expm1(variance));
+}
+
 bool IsForm(const AbsentPage& page) {
   return page.rung == Rung::kCoarse || page.rung == Rung::kFine;
 }
 
-// A channel of the digest's key box.
-double BoxWidth(const gpu::DigestView& digest, int d) {
-  const double low = gpu::HalfToFloat(digest.key_low[d]);
-  const double high = gpu::HalfToFloat(digest.key_high[d]);
-  return high - low;
-}
+// A decoded page, in the first-level cache while it is attended. Written before it is read.
+struct Decoded {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default): see above
+  Decoded() {}
+  float element[2 * gpu::kPageTokensMax * gpu::kHeadDimMax];
+};
 
 gpu::CodeForm FormOf(Rung rung) {
   return rung == Rung::kCoarse ? gpu::CodeForm::k4Bit : gpu::CodeForm::k8Bit;
@@ -114,7 +121,7 @@ void LaneAnswer::TakeResident() {
 }
 
 void LaneAnswer::EnsureBounds() {
-  if (pages_.empty() || !pages_.front().mass_low.empty()) return;
+  if (!mass_low_.empty()) return;
   // Nobody thought that anything would stay unread: the resident logits are drawn anew.
   resident_.logits.resize(static_cast<size_t>(rows()) * resident_.index.size());
   extents_ = FrameExtents(memory_, lane_.slot_index());
@@ -132,6 +139,7 @@ void LaneAnswer::FindAbsentPages() {
   const int32_t tokens = memory_.shape.tokens;
   const int32_t newest = query_.query_index.back();
   const int32_t oldest = query_.query_index.front();
+  pages_.reserve(static_cast<size_t>(lane_.pages()));
   for (int32_t page = 0; page < lane_.pages() && page * tokens <= newest; ++page) {
     const int32_t absent = lane_.absent(page);
     if (absent == 0) continue;
@@ -140,11 +148,17 @@ void LaneAnswer::FindAbsentPages() {
     entry.page = page;
     entry.absent = absent;
     entry.is_split = (page + 1) * tokens - 1 > oldest;
-    entry.index.assign(static_cast<size_t>(tokens), gpu::kNoToken);
-    for (int32_t t = 0; t < tokens; ++t) {
-      if ((lane_.resident_bits(page) >> t & 1) == 0)
-        entry.index[static_cast<size_t>(t)] = page * tokens + t;
-    }
+  }
+}
+
+// The absent ones, so that the others hide.
+void LaneAnswer::NameTokens(AbsentPage& page) const {
+  if (!page.index.empty()) return;
+  const int32_t tokens = memory_.shape.tokens;
+  page.index.assign(static_cast<size_t>(tokens), gpu::kNoToken);
+  for (int32_t t = 0; t < tokens; ++t) {
+    if ((lane_.resident_bits(page.page) >> t & 1) == 0)
+      page.index[static_cast<size_t>(t)] = page.page * tokens + t;
   }
 }
 
@@ -186,9 +200,8 @@ void LaneAnswer::BoundFromDigests() {
         gpu::AttendLogitError(query_.head_dim, query_.scale, norm, memory_.key_norm_max));
   }
   const std::vector<float> sums = ResidentLogitSums();
-  std::vector<float> low(static_cast<size_t>(rows()) * count);
-  std::vector<float> high(low.size());
-  std::vector<float> guess(low.size());
+  for (std::vector<float>* bound : {&mass_low_, &mass_high_, &mass_guess_})
+    bound->resize(static_cast<size_t>(rows()) * count);
   gpu::BoundCpu({.head_dim = query_.head_dim,
                  .rows = rows(),
                  .pages = static_cast<int>(count),
@@ -198,129 +211,109 @@ void LaneAnswer::BoundFromDigests() {
                  .absent = absent,
                  .resident_logit_sum = sums,
                  .resident_logit_error = error,
-                 .mass_low = low,
-                 .mass_high = high,
-                 .mass_estimate = guess});
-  for (size_t p = 0; p < count; ++p) {
-    AbsentPage& page = pages_[p];
-    for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
-      // Logits that spread normally around their mean add half their variance.
-      const double noise = LogitSpread(page, static_cast<int>(r));
-      page.mass_high.push_back(high[r * count + p]);
-      page.mass_low.push_back(page.is_split ? kNothing : low[r * count + p]);
-      page.mass_guess.push_back(std::min(
-          high[r * count + p], static_cast<float>(guess[r * count + p] + noise * noise / 2)));
+                 .mass_low = mass_low_,
+                 .mass_high = mass_high_,
+                 .mass_estimate = mass_guess_});
+  for (const AbsentPage& page : pages_) {
+    if (page.is_split) {
+      for (int row = 0; row < rows(); ++row) mass_low_[At(page, row)] = kNothing;
     }
+    if (query_.needs_guess) WidenGuess(page);
   }
 }
 
-// By experience, how far apart the logits of a page lie: of its 32 keys the box is about four
-// deviations wide.
-double LaneAnswer::LogitSpread(const AbsentPage& page, int row) const {
-  const gpu::DigestView digest(memory_.digest(page.page).data(), query_.head_dim);
-  const std::span<const float> q =
-      query_.query.subspan(static_cast<size_t>(row) * head_dim(), head_dim());
-  double sum = 0;
-  for (int d = 0; d < query_.head_dim; ++d) {
-    const double x = q[static_cast<size_t>(d)] * BoxWidth(digest, d) * 0.25;
-    sum += x * x;
+// Logits that spread normally around their mean add half their variance.
+void LaneAnswer::WidenGuess(const AbsentPage& page) {
+  const std::vector<float> variance = LogitVariances(page);
+  for (int row = 0; row < rows(); ++row) {
+    float& guess = mass_guess_[At(page, row)];
+    guess = std::min(mass_high_[At(page, row)], guess + variance[static_cast<size_t>(row)] / 2);
   }
-  return query_.scale * std::sqrt(sum);
+}
+
+// [rows] by experience, how far apart the logits of a page lie: of its 32 keys the box is about
+// four deviations wide.
+std::vector<float> LaneAnswer::LogitVariances(const AbsentPage& page) const {
+  const gpu::DigestView digest(memory_.digest(page.page).data(), query_.head_dim);
+  std::vector<float> deviation;  // Of a channel.
+  deviation.reserve(head_dim());
+  for (size_t d = 0; d < head_dim(); ++d) {
+    const float width = gpu::HalfToFloat(digest.key_high[d]) - gpu::HalfToFloat(digest.key_low[d]);
+    deviation.push_back(0.25F * query_.scale * width);
+  }
+  const std::vector<float> zero(head_dim());
+  std::vector<float> product(head_dim());
+  std::vector<float> variance;
+  for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
+    for (size_t d = 0; d < head_dim(); ++d)
+      product[d] = query_.query[r * head_dim() + d] * deviation[d];
+    variance.push_back(static_cast<float>(SquaredDistance(product, zero)));
+  }
+  return variance;
 }
 
 void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::byte> part) {
   const bool is_coarse = rung == Rung::kCoarse;
-  const gpu::CodeForm form = FormOf(rung);
-  if (is_coarse) page.coarse.assign(part.begin(), part.end());
-  const std::span<const std::byte> coarse = page.coarse;
+  NameTokens(page);
+  if (page.form == nullptr) page.form = std::make_unique<PageForm>();
+  PageForm& form = *page.form;
+  if (is_coarse) form.coarse.assign(part.begin(), part.end());
+  const std::span<const std::byte> coarse = form.coarse;
   const std::span<const std::byte> fine = is_coarse ? std::span<const std::byte>() : part;
   const gpu::PageShape shape = memory_.shape;
   const auto elements = static_cast<size_t>(shape.tokens) * head_dim();
-  std::vector<float> decoded(2 * elements);
+  Decoded buffer;
+  const std::span<float> decoded = std::span(buffer.element).first(2 * elements);
   gpu::DecodeCpu({.shape = shape,
-                  .form = form,
+                  .form = FormOf(rung),
                   .digest = memory_.digest(page.page),
                   .coarse = coarse,
                   .fine = fine,
                   .page = decoded});
   page.rung = rung;
-  page.output.resize(static_cast<size_t>(rows()) * head_dim());
-  page.lse.resize(static_cast<size_t>(rows()));
-  page.logit_error.resize(static_cast<size_t>(rows()));
-  page.logit_error_joint.resize(static_cast<size_t>(rows()));
-  page.logit_deviation.resize(static_cast<size_t>(rows()));
+  form.output.resize(static_cast<size_t>(rows()) * head_dim());
+  form.lse.resize(static_cast<size_t>(rows()));
+  form.logit_error.resize(static_cast<size_t>(rows()));
+  form.logit_error_joint.resize(static_cast<size_t>(rows()));
+  std::vector<float> deviation(static_cast<size_t>(rows()));
   gpu::CodeErrorsCpu({.shape = shape,
-                      .form = form,
+                      .form = FormOf(rung),
                       .scale = query_.scale,
                       .rows = rows(),
                       .query = query_.query,
                       .digest = memory_.digest(page.page),
                       .coarse = coarse,
-                      .logit_error = page.logit_error,
-                      .logit_error_joint = page.logit_error_joint,
-                      .logit_deviation = page.logit_deviation,
-                      .key_error = &page.key_error,
-                      .value_error = &page.value_error,
-                      .value_error_joint = &page.value_error_joint,
-                      .value_deviation = &page.value_deviation});
+                      .logit_error = form.logit_error,
+                      .logit_error_joint = form.logit_error_joint,
+                      .logit_deviation = deviation,
+                      .key_error = &form.key_error,
+                      .value_error = &form.value_error,
+                      .value_error_joint = &form.value_error_joint,
+                      .value_deviation = &form.value_deviation});
   const gpu::Extent extent{.key = reinterpret_cast<const std::byte*>(decoded.data()),
                            .value = reinterpret_cast<const std::byte*>(decoded.data() + elements),
                            .index = page.index.data(),
                            .slots = shape.tokens};
   std::vector<float> logits(static_cast<size_t>(rows() * shape.tokens));
   gpu::AttendArgs args = Args({&extent, 1}, gpu::Dtype::kF32);
-  args.output = page.output;
-  args.lse = page.lse;
+  args.output = form.output;
+  args.lse = form.lse;
   args.logits = logits;
   gpu::AttendCpu(args);
-  NoteForm(page, decoded, logits);
-  if (query_.keeps_logits) page.logits = std::move(logits);
-}
-
-// How far apart the form's values lie, by their tokens' shares and by the squares of those.
-void LaneAnswer::NoteForm(AbsentPage& page, std::span<const float> decoded,
-                          std::span<const float> logits) {
-  const auto tokens = static_cast<size_t>(memory_.shape.tokens);
-  const auto value = [&](size_t t) {
-    return decoded.subspan((tokens + t) * head_dim(), head_dim());
-  };
-  page.spread.assign(static_cast<size_t>(rows()), {});
-  page.focal_output.assign(page.output.size(), 0.0F);
-  std::vector<double> share(tokens);
-  std::vector<double> sum(head_dim());
-  for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
-    if (page.lse[r] == kNothing) continue;
-    double total = 0;
-    for (size_t t = 0; t < tokens; ++t) {
-      share[t] = std::exp(static_cast<double>(logits[r * tokens + t]) - page.lse[r]);
-      total += share[t];
-    }
-    double focus = 0;
-    std::ranges::fill(sum, 0.0);
-    for (size_t t = 0; t < tokens; ++t) {
-      share[t] /= total;
-      const double square = share[t] * share[t];
-      if (square == 0) continue;
-      focus += square;
-      for (size_t d = 0; d < head_dim(); ++d) sum[d] += square * value(t)[d];
-    }
-    const std::span<float> focal = std::span(page.focal_output).subspan(r * head_dim(), head_dim());
-    for (size_t d = 0; d < head_dim(); ++d) focal[d] = static_cast<float>(sum[d] / focus);
-
-    const std::span<const float> own = std::span(page.output).subspan(r * head_dim(), head_dim());
-    double squares = 0;
-    double focal_squares = 0;
-    for (size_t t = 0; t < tokens; ++t) {
-      if (share[t] == 0) continue;
-      squares += share[t] * SquaredDistance(value(t), own);
-      focal_squares += share[t] * share[t] * SquaredDistance(value(t), focal);
-    }
-    // Above the rounding of the f32 sums.
-    constexpr double kAbove = 1 + 1e-4;
-    page.spread[r] = {.spread = static_cast<float>(std::sqrt(squares) * kAbove),
-                      .focus = static_cast<float>(focus * kAbove),
-                      .focal_spread = static_cast<float>(std::sqrt(focal_squares) * kAbove)};
-  }
+  form.spread.resize(static_cast<size_t>(rows()));
+  form.focal_output.resize(form.output.size());
+  gpu::SpreadCpu({.rows = rows(),
+                  .tokens = shape.tokens,
+                  .head_dim = query_.head_dim,
+                  .value = decoded.subspan(elements),
+                  .logits = logits,
+                  .lse = form.lse,
+                  .output = form.output,
+                  .focal_output = form.focal_output,
+                  .spread = form.spread});
+  form.weight_variance.clear();
+  for (const float logit : deviation) form.weight_variance.push_back(LogNormalVariance(logit));
+  if (query_.keeps_logits) form.logits = std::move(logits);
 }
 
 gpu::AttendArgs LaneAnswer::ExactArgs(std::span<AbsentPage* const> pages,
@@ -330,12 +323,14 @@ gpu::AttendArgs LaneAnswer::ExactArgs(std::span<AbsentPage* const> pages,
   recalled_.emplace_back();
   Spill& spill = recalled_.back();
   for (size_t i = 0; i < pages.size(); ++i) {
+    NameTokens(*pages[i]);
     extents_.push_back({.key = bytes[i].data(),
                         .value = bytes[i].data() + shape.half_bytes(),
                         .index = pages[i]->index.data(),
                         .slots = shape.tokens});
     spill.index.insert(spill.index.end(), pages[i]->index.begin(), pages[i]->index.end());
     pages[i]->rung = Rung::kExact;
+    pages[i]->form.reset();
   }
   if (query_.keeps_logits) spill.logits.resize(static_cast<size_t>(rows()) * spill.index.size());
   part_output_.resize(exact_output_.size());
@@ -360,79 +355,100 @@ void LaneAnswer::TakeExact() {
 }
 
 void LaneAnswer::Compose() {
+  bounds_.clear();
   std::ranges::copy(exact_output_, output_.begin());
   std::ranges::copy(exact_lse_, lse_.begin());
-  std::vector<double> sum(head_dim());
-  for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
-    double peak = exact_lse_[r];
-    for (const AbsentPage& page : pages_) {
-      if (IsForm(page)) peak = std::max<double>(peak, page.lse[r]);
-    }
-    if (peak == kNothing) continue;
-    const double exact_weight = std::exp(exact_lse_[r] - peak);
-    double total = exact_weight;
-    for (size_t d = 0; d < head_dim(); ++d)
-      sum[d] = exact_weight * exact_output_[r * head_dim() + d];
-    for (const AbsentPage& page : pages_) {
-      if (!IsForm(page)) continue;
-      const double weight = std::exp(page.lse[r] - peak);
-      total += weight;
-      for (size_t d = 0; d < head_dim(); ++d) sum[d] += weight * page.output[r * head_dim() + d];
-    }
-    for (size_t d = 0; d < head_dim(); ++d)
-      output_[r * head_dim() + d] = static_cast<float>(sum[d] / total);
-    lse_[r] = static_cast<float>(peak + std::log(total));
+  if (std::ranges::any_of(pages_, IsForm)) {
+    std::vector<double> sum(head_dim());
+    for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) ComposeRow(r, sum);
   }
+  MeasureDistances();
 }
 
-double LaneAnswer::ValueDistance(const AbsentPage& page, int row) const {
-  const std::byte* digest = memory_.digest(page.page).data();
-  float distance = 0;
+// Merges the forms into the exact part. `sum` is scratch.
+void LaneAnswer::ComposeRow(size_t row, std::span<double> sum) {
+  double peak = exact_lse_[row];
+  for (const AbsentPage& page : pages_) {
+    if (IsForm(page)) peak = std::max<double>(peak, page.form->lse[row]);
+  }
+  if (peak == kNothing) return;
+  const double exact_weight = std::exp(exact_lse_[row] - peak);
+  double total = exact_weight;
+  const size_t first = row * head_dim();
+  for (size_t d = 0; d < head_dim(); ++d) sum[d] = exact_weight * exact_output_[first + d];
+  for (const AbsentPage& page : pages_) {
+    if (!IsForm(page)) continue;
+    const double weight = std::exp(page.form->lse[row] - peak);
+    total += weight;
+    for (size_t d = 0; d < head_dim(); ++d) sum[d] += weight * page.form->output[first + d];
+  }
+  for (size_t d = 0; d < head_dim(); ++d) output_[first + d] = static_cast<float>(sum[d] / total);
+  lse_[row] = static_cast<float>(peak + std::log(total));
+}
+
+void LaneAnswer::MeasureDistances() {
+  std::vector<size_t> unread;  // Numbers of pages.
+  std::vector<const std::byte*> digests;
+  for (size_t p = 0; p < pages_.size(); ++p) {
+    AbsentPage& page = pages_[p];
+    if (page.rung == Rung::kDigest) {
+      unread.push_back(p);
+      digests.push_back(memory_.digest(page.page).data());
+    } else if (IsForm(page)) {
+      page.form->part.clear();
+      page.form->part.reserve(static_cast<size_t>(rows()));
+      for (int row = 0; row < rows(); ++row) page.form->part.push_back(PartOf(page, row));
+    }
+  }
+  if (unread.empty()) return;
+  std::vector<float> distance(static_cast<size_t>(rows()) * unread.size());
   gpu::ValueDistanceCpu({.head_dim = query_.head_dim,
-                         .rows = 1,
-                         .pages = 1,
-                         .output = output(row),
-                         .digest = {&digest, 1},
-                         .distance = {&distance, 1}});
-  return distance;
+                         .rows = rows(),
+                         .pages = static_cast<int>(unread.size()),
+                         .output = output_,
+                         .digest = digests,
+                         .distance = distance});
+  distance_.resize(static_cast<size_t>(rows()) * pages_.size());
+  for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
+    for (size_t u = 0; u < unread.size(); ++u)
+      distance_[r * pages_.size() + unread[u]] = distance[r * unread.size() + u];
+  }
 }
 
 // A form's share of the composed answer.
 double LaneAnswer::ShareOf(const AbsentPage& page, int row) const {
-  return std::exp(static_cast<double>(page.lse[static_cast<size_t>(row)]) -
+  return std::exp(static_cast<double>(page.form->lse[static_cast<size_t>(row)]) -
                   lse_[static_cast<size_t>(row)]);
 }
 
 FormPart LaneAnswer::PartOf(const AbsentPage& page, int row) const {
   const auto r = static_cast<size_t>(row);
-  const auto own = std::span(page.output).subspan(r * head_dim(), head_dim());
-  const auto focal = std::span(page.focal_output).subspan(r * head_dim(), head_dim());
-  const FormSpread& spread = page.spread[r];
+  const auto own = std::span(page.form->output).subspan(r * head_dim(), head_dim());
+  const auto focal = std::span(page.form->focal_output).subspan(r * head_dim(), head_dim());
+  const gpu::Spread& spread = page.form->spread[r];
+  // The longest of its decoded values.
+  const double longest = memory_.value_norm_max + double{page.form->value_error};
   return {.mass = ShareOf(page, row),
           .distance = Distance(own, output(row)),
-          .spread = spread.spread,
-          .logit_error = page.logit_error[r],
-          .value_error = page.value_error,
+          .spread = spread.each,
+          .logit_error = page.form->logit_error[r],
+          .value_error = page.form->value_error,
           .tokens = page.absent,
           .focus = spread.focus,
-          // The mean was rounded to f32.
-          .focal_distance = Distance(focal, output(row)) + 0x1p-22 * Norm(focal),
-          .focal_spread = spread.focal_spread,
-          .logit_error_joint = page.logit_error_joint[r],
-          .value_error_joint = page.value_error_joint};
+          .focal_distance = Distance(focal, output(row)) + gpu::kFocalOutputError * longest,
+          .focal_spread = spread.focal,
+          .logit_error_joint = page.form->logit_error_joint[r],
+          .value_error_joint = page.form->value_error_joint};
 }
 
 // By experience, the standard deviation of what a form adds to the error: differences of its tokens
 // are independent, weights are off by a log-normal factor (docs/decisions/0002-digest-ladder.md).
 double LaneAnswer::Noise(const AbsentPage& page, int row) const {
-  constexpr double kVarianceMax = 4;  // Beyond, nothing is known anyhow.
-  const FormPart part = PartOf(page, row);
-  const double logit = page.logit_deviation[static_cast<size_t>(row)];
-  const double variance = std::min(logit * logit, kVarianceMax);
-  const double weights = std::exp(variance) * std::expm1(variance);
+  const FormPart& part = page.form->part[static_cast<size_t>(row)];
+  const double weights = page.form->weight_variance[static_cast<size_t>(row)];
   const double apart = part.focal_spread * part.focal_spread +
                        part.focus * part.focal_distance * part.focal_distance;
-  const double values = part.focus * page.value_deviation * page.value_deviation;
+  const double values = part.focus * page.form->value_deviation * page.form->value_deviation;
   return part.mass * std::sqrt(weights * apart + values);
 }
 
@@ -440,13 +456,14 @@ double LaneAnswer::Contribution(const AbsentPage& page, int row, bool by_experie
   const auto r = static_cast<size_t>(row);
   if (page.rung == Rung::kExact) return 0;
   if (page.rung == Rung::kDigest) {
-    const double mass = by_experience ? page.mass_guess[r] : page.mass_high[r];
+    const size_t at = At(page, row);
+    const double mass = by_experience ? mass_guess_[at] : mass_high_[at];
     // A share of the whole at most: what is unread may outweigh all that is read.
     const double ratio = std::exp(std::min(mass - lse_[r], 40.0));
-    return ratio / (1 + ratio) * ValueDistance(page, row);
+    return ratio / (1 + ratio) * distance_[at];
   }
-  if (page.lse[r] == kNothing) return 0;
-  return by_experience ? kDeviations * Noise(page, row) : FormShare(PartOf(page, row));
+  if (page.form->lse[r] == kNothing) return 0;
+  return by_experience ? kDeviations * Noise(page, row) : FormShare(page.form->part[r]);
 }
 
 double LaneAnswer::Estimate(int row) const {
@@ -466,8 +483,8 @@ Rounding LaneAnswer::RoundingOf(int row) const {
   int32_t slots = exact_slots_;
   for (const AbsentPage& page : pages_) {
     if (!IsForm(page)) continue;
-    key_norm = std::max(key_norm, memory_.key_norm_max + double{page.key_error});
-    value_norm = std::max(value_norm, memory_.value_norm_max + double{page.value_error});
+    key_norm = std::max(key_norm, memory_.key_norm_max + double{page.form->key_error});
+    value_norm = std::max(value_norm, memory_.value_norm_max + double{page.form->value_error});
     slots = std::max(slots, memory_.shape.tokens);
   }
   return {.logit_error = gpu::AttendLogitError(query_.head_dim, query_.scale,
@@ -479,17 +496,22 @@ Rounding LaneAnswer::RoundingOf(int row) const {
           .output_norm = Norm(output(row))};
 }
 
-RowBound LaneAnswer::Bound(int row) const {
+void LaneAnswer::DrawBounds() {
+  bounds_.clear();
+  for (int row = 0; row < rows(); ++row) bounds_.push_back(BoundOf(row));
+}
+
+RowBound LaneAnswer::BoundOf(int row) const {
   const auto r = static_cast<size_t>(row);
   std::vector<FormPart> forms;
   std::vector<UnreadPage> unread;
   for (const AbsentPage& page : pages_) {
     if (page.rung == Rung::kDigest) {
-      unread.push_back({.mass_low = page.mass_low[r],
-                        .mass_high = page.mass_high[r],
-                        .distance = ValueDistance(page, row)});
-    } else if (IsForm(page) && page.lse[r] != kNothing) {
-      forms.push_back(PartOf(page, row));
+      const size_t at = At(page, row);
+      unread.push_back(
+          {.mass_low = mass_low_[at], .mass_high = mass_high_[at], .distance = distance_[at]});
+    } else if (IsForm(page) && page.form->lse[r] != kNothing) {
+      forms.push_back(page.form->part[r]);
     }
   }
   return BoundRow({.lse = lse_[r],
@@ -507,7 +529,7 @@ std::vector<AttendedPart> LaneAnswer::Parts() const {
     parts.push_back({.index = spill.index, .logits = spill.logits});
   for (const AbsentPage& page : pages_) {
     if (IsForm(page)) {
-      parts.push_back({.index = page.index, .logits = page.logits});
+      parts.push_back({.index = page.index, .logits = page.form->logits});
     }
   }
   return parts;

@@ -8,11 +8,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "gpu/extent.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/spread.h"
 #include "gpu/shape.h"
 #include "service/attention/certificate.h"
 #include "service/model/lane.h"
@@ -24,40 +26,35 @@ namespace ebbtide::service {
 // How much of an absent page the answer has read.
 enum class Rung : uint8_t { kDigest, kCoarse, kFine, kExact };
 
-// How the values of a form lie in one row, by its tokens' shares (certificate.h).
-struct FormSpread {
-  float spread = 0;
-  float focus = 1;
-  float focal_spread = 0;
-};
-
-struct AbsentPage {
-  int32_t page = 0;
-  int32_t absent = 0;         // Tokens of it that are not resident.
-  bool is_split = false;      // Some query may not see all of them.
-  bool is_lost = false;       // Its exact bytes can't be had now: it stays where it is.
-  int touched = -1;           // Where recall counts it.
-  bool is_code_lost = false;  // The same of a low-bit part.
-  Rung rung = Rung::kDigest;
-  std::vector<int32_t> index;  // [page_tokens] absent tokens, else gpu::kNoToken
-  // From the digest, [rows]:
-  std::vector<float> mass_low;  // log mass, proven
-  std::vector<float> mass_high;
-  std::vector<float> mass_guess;  // by experience
-  // In a low-bit form:
+// A page attended in a low-bit form.
+struct PageForm {
   std::vector<float> output;             // [rows, head_dim]
   std::vector<float> focal_output;       // [rows, head_dim] its values' mean by squares of shares
   std::vector<float> lse;                // [rows]
-  std::vector<FormSpread> spread;        // [rows]
+  std::vector<gpu::Spread> spread;       // [rows]
   std::vector<float> logit_error;        // [rows] proven, of each token
   std::vector<float> logit_error_joint;  // [rows] and of all together
-  std::vector<float> logit_deviation;    // [rows] by experience
+  std::vector<float> weight_variance;    // [rows] by experience, of e^(what a logit is off by)
   std::vector<float> logits;             // [rows, page_tokens]; only where scores want them
   float key_error = 0;                   // Of its decoded keys, in l2 norm, proven
   float value_error = 0;                 // Proven, of each token
   float value_error_joint = 0;           // and of all together
   float value_deviation = 0;             // By experience
   std::vector<std::byte> coarse;         // Kept for the finer form.
+  std::vector<FormPart> part;            // [rows] of the composed answer
+};
+
+// Small, since a long context has thousands of them in every step.
+struct AbsentPage {
+  int32_t page = 0;
+  int32_t absent = 0;         // Tokens of it that are not resident.
+  int touched = -1;           // Where recall counts it.
+  bool is_split = false;      // Some query may not see all of them.
+  bool is_lost = false;       // Its exact bytes can't be had now: it stays where it is.
+  bool is_code_lost = false;  // The same of a low-bit part.
+  Rung rung = Rung::kDigest;
+  std::vector<int32_t> index;      // [page_tokens] absent tokens, else gpu::kNoToken; once attended
+  std::unique_ptr<PageForm> form;  // Where a low-bit form is attended.
 };
 
 struct LaneQuery {
@@ -67,6 +64,7 @@ struct LaneQuery {
   float scale = 0;
   bool keeps_logits = false;             // Scores want the logits of everything attended.
   bool needs_bounds = false;             // Something may be left unread.
+  bool needs_guess = false;              // And what is read goes by experience.
   std::span<const float> query;          // [group, queries, head_dim]
   std::span<const int32_t> query_index;  // [queries] ascending
   int rows() const { return group * queries; }
@@ -99,7 +97,8 @@ class LaneAnswer {
   // Draws the digests' bounds where that was put off, since some page stays unread after all.
   void EnsureBounds();
 
-  // The answer as it stands: output [rows, head_dim], lse [rows].
+  // The answer as it stands: output [rows, head_dim], lse [rows]; and how far its pages lie from
+  // it.
   void Compose();
   std::span<const float> output() const { return output_; }
   std::span<const float> lse() const { return lse_; }
@@ -107,8 +106,11 @@ class LaneAnswer {
     return output().subspan(static_cast<size_t>(row) * head_dim(), head_dim());
   }
 
-  // What the composed answer of `row` may be off by: proven, and by experience.
-  RowBound Bound(int row) const;
+  // What the composed answer of `row` may be off by: proven, once that was drawn for all rows, and
+  // by experience.
+  void DrawBounds();
+  bool has_bounds() const { return !bounds_.empty(); }
+  const RowBound& Bound(int row) const { return bounds_[static_cast<size_t>(row)]; }
   double Estimate(int row) const;
   // What `page` adds to either, about.
   double Contribution(const AbsentPage& page, int row, bool by_experience) const;
@@ -124,12 +126,19 @@ class LaneAnswer {
 
   size_t head_dim() const { return static_cast<size_t>(query_.head_dim); }
   void FindAbsentPages();
+  void NameTokens(AbsentPage& page) const;
+  // Where `page` lies in what is kept by [rows, pages].
+  size_t At(const AbsentPage& page, int row) const {
+    return static_cast<size_t>(row) * pages_.size() + static_cast<size_t>(&page - pages_.data());
+  }
   void BoundFromDigests();
   std::vector<float> ResidentLogitSums() const;
   gpu::AttendArgs Args(std::span<const gpu::Extent> extents, gpu::Dtype dtype) const;
-  void NoteForm(AbsentPage& page, std::span<const float> decoded, std::span<const float> logits);
-  double ValueDistance(const AbsentPage& page, int row) const;
-  double LogitSpread(const AbsentPage& page, int row) const;
+  void ComposeRow(size_t row, std::span<double> sum);
+  void MeasureDistances();
+  RowBound BoundOf(int row) const;
+  void WidenGuess(const AbsentPage& page);
+  std::vector<float> LogitVariances(const AbsentPage& page) const;
   double ShareOf(const AbsentPage& page, int row) const;
   FormPart PartOf(const AbsentPage& page, int row) const;
   double Noise(const AbsentPage& page, int row) const;
@@ -149,8 +158,14 @@ class LaneAnswer {
   Spill resident_;
   std::vector<Spill> recalled_;
   std::vector<AbsentPage> pages_;
+  // [rows, pages] of whole pages, from their digests:
+  std::vector<float> mass_low_;  // Log mass, proven
+  std::vector<float> mass_high_;
+  std::vector<float> mass_guess_;  // By experience
+  std::vector<float> distance_;    // >= |value - composed answer| of each token, of unread pages
   std::vector<float> output_;
   std::vector<float> lse_;
+  std::vector<RowBound> bounds_;  // [rows] of the composed answer; empty: not drawn yet.
 };
 
 }  // namespace ebbtide::service

@@ -32,7 +32,12 @@ struct Doubt {
 
 class Climb {
  public:
-  Climb(std::span<LaneAnswer> lanes, const RecallTools& tools) : lanes_(lanes), tools_(tools) {}
+  Climb(std::span<LaneAnswer> lanes, const RecallTools& tools) : lanes_(lanes), tools_(tools) {
+    for (const auto part :
+         {storage::PagePart::kExact, storage::PagePart::kCoarse, storage::PagePart::kFine}) {
+      bytes_[static_cast<size_t>(part)] = static_cast<double>(tools.source.bytes_of(part));
+    }
+  }
 
   void ReadEverything() {
     std::vector<Choice> all;
@@ -41,7 +46,7 @@ class Climb {
         all.push_back({lane, page, Rung::kExact});
     }
     Read(all);
-    Compose();
+    Compose(false);
   }
 
   void ReadUntilMet(double tau, bool by_experience) {
@@ -55,12 +60,14 @@ class Climb {
     if (BytesRead() > BytesOfEverything()) history.exact_answers_left = kExactAnswers;
   }
 
-  // Nothing unread goes uncertified.
+  // Nothing goes uncertified.
   void Finish() {
-    for (LaneAnswer& lane : lanes_) {
+    tools_.parallel.Run(static_cast<int>(lanes_.size()), [this](int l) {
+      LaneAnswer& lane = lanes_[static_cast<size_t>(l)];
       const auto is_unread = [](const AbsentPage& page) { return page.rung == Rung::kDigest; };
       if (std::ranges::any_of(lane.pages(), is_unread)) lane.EnsureBounds();
-    }
+      if (!lane.has_bounds()) lane.DrawBounds();
+    });
   }
 
   RecallResult Take() {
@@ -69,12 +76,12 @@ class Climb {
 
  private:
   void Refine(double target, bool by_experience) {
-    Compose();
+    Compose(!by_experience);
     for (int round = 0; round < kRoundsMax; ++round) {
       std::vector<Choice> choices = Choose(target, by_experience);
       if (choices.empty()) return;
       const bool has_time = Read(choices);
-      Compose();
+      Compose(!by_experience);
       if (!has_time) return;
     }
     if (!Choose(target, by_experience).empty()) ReadTheRest();
@@ -92,9 +99,12 @@ class Climb {
     return pages * tools_.source.bytes_of(storage::PagePart::kExact);
   }
 
-  void Compose() {
-    tools_.parallel.Run(static_cast<int>(lanes_.size()),
-                        [this](int lane) { lanes_[static_cast<size_t>(lane)].Compose(); });
+  void Compose(bool with_bounds) {
+    tools_.parallel.Run(static_cast<int>(lanes_.size()), [&](int l) {
+      LaneAnswer& lane = lanes_[static_cast<size_t>(l)];
+      lane.Compose();
+      if (with_bounds) lane.DrawBounds();
+    });
   }
 
   // The last resort.
@@ -107,7 +117,7 @@ class Climb {
       }
     }
     Read(rest);
-    Compose();
+    Compose(false);
   }
 
   // What to read next, for every token that is not met.
@@ -197,16 +207,17 @@ class Climb {
 
   // The cheapest rungs that bring the error down to `share` of what it is. At a price for a byte,
   // each page takes the rung where its error and its bytes cost least; the highest price at which
-  // errors fit is found by halving. Errors add by their `power`: independent ones by squares.
+  // errors fit is found by halving. Errors add by their `power`, 1 or 2: independent ones by
+  // squares.
   std::vector<Choice> FinerReads(const std::vector<Doubt>& doubts, double share, int power) const {
     double unread = 0;
     double now = 0;
     for (const Doubt& doubt : doubts) {
       (PageOf(doubt).rung == Rung::kDigest ? unread : now) +=
-          PageOf(doubt).rung == Rung::kDigest ? doubt.weight : std::pow(doubt.weight, power);
+          PageOf(doubt).rung == Rung::kDigest ? doubt.weight : Power(doubt.weight, power);
     }
-    const double whole = unread + std::pow(now, 1.0 / power);
-    const double room = std::pow(std::max(share * whole - unread, kRoomMin * share * whole), power);
+    const double whole = unread + (power == 2 ? std::sqrt(now) : now);
+    const double room = Power(std::max(share * whole - unread, kRoomMin * share * whole), power);
     double low = -100;  // Of the price's logarithm to base 2, relative to `now`.
     double high = 10;
     for (int step = 0; step < kPriceSteps; ++step) {
@@ -221,6 +232,8 @@ class Climb {
     return choices;
   }
 
+  static double Power(double x, int power) { return power == 2 ? x * x : x; }
+
   struct Offer {
     Rung rung = Rung::kExact;
     double error = 0;
@@ -234,9 +247,9 @@ class Climb {
       if (offer.error + price * offer.bytes < best.error + price * best.bytes) best = offer;
     };
     if (page.rung == Rung::kCoarse && !page.is_code_lost) {
-      consider({Rung::kFine, std::pow(doubt.weight / kFineGain, power), BytesOf(Rung::kFine)});
+      consider({Rung::kFine, Power(doubt.weight / kFineGain, power), BytesOf(Rung::kFine)});
     }
-    if (page.rung != Rung::kDigest) consider({page.rung, std::pow(doubt.weight, power), 0});
+    if (page.rung != Rung::kDigest) consider({page.rung, Power(doubt.weight, power), 0});
     return page.rung == Rung::kDigest ? Offer{.rung = Rung::kDigest} : best;
   }
 
@@ -246,9 +259,7 @@ class Climb {
     return sum;
   }
 
-  double BytesOf(Rung rung) const {
-    return static_cast<double>(tools_.source.bytes_of(PartOf(rung)));
-  }
+  double BytesOf(Rung rung) const { return bytes_[static_cast<size_t>(PartOf(rung))]; }
 
   Rung FirstRung(const Doubt& doubt) const {
     return PageOf(doubt).is_code_lost ? Rung::kExact : Rung::kCoarse;
@@ -354,6 +365,7 @@ class Climb {
 
   const std::span<LaneAnswer> lanes_;
   const RecallTools& tools_;
+  double bytes_[3] = {};  // Of each PagePart.
   absl::Status status_;
   std::string_view stopped_by_;
   std::vector<TouchedRung> touched_;
