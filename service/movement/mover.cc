@@ -3,7 +3,6 @@
 #include "service/movement/mover.h"
 
 #include <algorithm>
-#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -20,17 +19,6 @@
 
 namespace ebbtide::service {
 namespace {
-
-struct AlignedDelete {
-  void operator()(std::byte* bytes) const {
-    operator delete[](bytes, std::align_val_t{storage::kRecordAlignment});
-  }
-};
-using RecordBuffer = std::unique_ptr<std::byte[], AlignedDelete>;
-
-RecordBuffer MakeRecordBuffer(uint64_t bytes) {
-  return RecordBuffer(new (std::align_val_t{storage::kRecordAlignment}) std::byte[bytes]);
-}
 
 // Gathers a complete block's pages out of the lanes' slots and frames them.
 //   kResourceExhausted, kUnavailable  as gpu::Device::Run
@@ -104,16 +92,34 @@ void Mover::Carry() {
 bool Mover::SealOne(const CarryPlan& plan) {
   const Model& model = *plan.sequence->model;
   const uint64_t bytes = model.geometry.record(model.fingerprint).record_bytes();
-  const RecordBuffer record = MakeRecordBuffer(bytes);
+  RecordBuffer buffer = TakeBuffer(bytes);
+  const std::span<std::byte> record(buffer.memory.get(), bytes);
   const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
-  const bool is_built = device.ok() && BuildRecord(plan, *device, {record.get(), bytes}).ok();
+  const bool is_built = device.ok() && BuildRecord(plan, *device, record).ok();
 
-  const auto tier =
-      is_built ? WriteDown({.key = plan.key, .record = {record.get(), bytes}}) : std::nullopt;
+  const auto tier = is_built ? WriteDown({.key = plan.key, .record = record}) : std::nullopt;
+  KeepBuffer(std::move(buffer));
   const bool is_closed = cache_.CommitSeal(plan, tier);
   if (is_closed) Erase({&plan.key, 1});
   Reap(plan.sequence);
   return tier.has_value();
+}
+
+Mover::RecordBuffer Mover::TakeBuffer(uint64_t bytes) {
+  RecordBuffer buffer;
+  {
+    const absl::MutexLock lock(&mu_);
+    buffer = std::exchange(spare_, {});
+  }
+  if (buffer.bytes >= bytes) return buffer;
+  buffer.memory.reset(new (std::align_val_t{storage::kRecordAlignment}) std::byte[bytes]);
+  buffer.bytes = bytes;
+  return buffer;
+}
+
+void Mover::KeepBuffer(RecordBuffer buffer) {
+  const absl::MutexLock lock(&mu_);
+  if (buffer.bytes > spare_.bytes) spare_ = std::move(buffer);
 }
 
 // The host tier, after making room; where that fails, straight into the tier below.

@@ -7,10 +7,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +25,7 @@
 #include "base/executor.h"
 #include "gpu/backend.h"
 #include "service/cache.h"
+#include "storage/block_record.h"
 #include "storage/byte_budget.h"
 #include "storage/tier.h"
 
@@ -66,8 +71,22 @@ class Mover {
   std::string Degraded() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // Room for a record, aligned as tiers want it.
+  struct RecordBuffer {
+    struct Delete {
+      void operator()(std::byte* memory) const {
+        operator delete[](memory, std::align_val_t{storage::kRecordAlignment});
+      }
+    };
+    std::unique_ptr<std::byte[], Delete> memory;
+    uint64_t bytes = 0;
+  };
+
   void Carry();
   bool SealOne(const CarryPlan& plan);
+  // A buffer is kept from one seal to the next: its pages would cost as much as what is written.
+  RecordBuffer TakeBuffer(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  void KeepBuffer(RecordBuffer buffer) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<TierName> WriteDown(const storage::BlockWrite& write);
   bool MoveOneDown();
   absl::Status WriteRocksdb(const storage::BlockWrite& write) ABSL_LOCKS_EXCLUDED(mu_);
@@ -86,6 +105,7 @@ class Mover {
   // Guarded by mu_.
   mutable absl::Mutex mu_;
   std::string degraded_ ABSL_GUARDED_BY(mu_);
+  RecordBuffer spare_ ABSL_GUARDED_BY(mu_);
   std::vector<storage::BlockKey> owed_host_
       ABSL_GUARDED_BY(mu_);  // Erasures that the tier did not take.
   std::vector<storage::BlockKey> owed_rocksdb_ ABSL_GUARDED_BY(mu_);
