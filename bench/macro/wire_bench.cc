@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the wire costs: calls on a running daemon beside the least that gRPC asks for, and appended
+// bytes beside memcpy, all from one thread in the same run.
+//
+//   wire_bench TARGET    unix:PATH or HOST:PORT of a daemon that does nothing else; give it a host
+//                        budget of 2 GiB and no RocksDB tier
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+
+#include "base/status_macros.h"
+#include "ebbtide/client.h"
+#include "ebbtide/v1/stats.grpc.pb.h"
+
+namespace ebbtide::bench {
+namespace {
+
+using client::Client;
+using client::Sequence;
+
+double Seconds(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Answers at once, on a socket of its own.
+class EmptyServer final : public v1::StatsService::Service {
+ public:
+  EmptyServer() {
+    const std::string target = absl::StrCat("unix:/tmp/ebbtide-wire-bench-", getpid());
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(target, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    EBBTIDE_CHECK(server_ != nullptr, "the empty server starts");
+    stub_ =
+        v1::StatsService::NewStub(grpc::CreateChannel(target, grpc::InsecureChannelCredentials()));
+  }
+  grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+                             v1::GetServerInfoResponse*) override {
+    return grpc::Status::OK;
+  }
+  void Call() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    v1::GetServerInfoResponse response;
+    EBBTIDE_CHECK(stub_->GetServerInfo(&context, {}, &response).ok(), "an empty call is answered");
+  }
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::StatsService::Stub> stub_;
+};
+
+template <typename T>
+T Checked(absl::StatusOr<T> result) {
+  EBBTIDE_CHECK(result.ok(), result.status().ToString().c_str());
+  return *std::move(result);
+}
+
+Sequence Open(const Client& client, const std::string& name, const client::Geometry& geometry) {
+  const std::string model = absl::StrCat("wire-bench-", geometry.kv_heads);
+  Checked(client.RegisterModel({.name = model, .geometry = geometry, .weights_fingerprint = "1"}));
+  return Checked(client.OpenSequence({.name = name,
+                                      .model = model,
+                                      .policy = "streaming",
+                                      .budget = {.tokens = 64},
+                                      .recall = "off"}));
+}
+
+void Calls(const Client& client) {
+  const client::Geometry geometry{.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+  const Sequence sequence = Open(client, "calls", geometry);
+  const std::vector<std::byte> row(128);
+  const client::TensorView one{client::Dtype::kF16, {1, 1, 64}, row};
+  EmptyServer empty;
+  uint64_t index = 0;
+  const std::function<void()> kinds[] = {
+      [&] { empty.Call(); }, [&] { Checked(client.GetServerInfo()); },
+      [&] {
+        Checked(sequence.Attend({.layer = 0, .phase = client::Phase::kDecode},
+                                {.first_index = index, .q = one, .k = one, .v = one}));
+        ++index;
+      }};
+  const char* names[] = {"an empty call", "GetServerInfo", "Attend, one token"};
+  std::vector<double> seconds[3];
+  for (int round = 0; round < 2000; ++round) {
+    for (size_t kind = 0; kind < 3; ++kind) seconds[kind].push_back(Seconds(kinds[kind]));
+  }
+  for (size_t kind = 0; kind < 3; ++kind) {
+    const double p50 = Median(seconds[kind]);
+    std::printf("%-20s p50 %6.1f us  + %6.1f us\n", names[kind], p50 * 1e6,
+                (p50 - Median(seconds[0])) * 1e6);
+  }
+  EBBTIDE_CHECK(sequence.Close().ok(), "the sequence closes");
+}
+
+void Appends(const Client& client) {
+  const client::Geometry geometry{.layers = 1, .query_heads = 32, .kv_heads = 32, .head_dim = 128};
+  for (const int64_t tokens : {16, 64, 256, 512}) {
+    const auto half = static_cast<size_t>(tokens) * 32 * 128 * 2;
+    const std::vector<std::byte> bytes(half);
+    std::vector<std::byte> copy(2 * half);
+    const client::TensorView rows{client::Dtype::kF16, {tokens, 32, 128}, bytes};
+    std::vector<double> append, limit;
+    const Sequence sequence = Open(client, "appends", geometry);
+    for (uint64_t round = 0; round < 15; ++round) {
+      limit.push_back(Seconds([&] {
+        std::memcpy(copy.data(), bytes.data(), half);
+        std::memcpy(copy.data() + half, bytes.data(), half);
+      }));
+      append.push_back(Seconds([&] {
+        Checked(sequence.Append(
+            {.layer = 0, .phase = client::Phase::kPrefill},
+            {.first_index = round * static_cast<uint64_t>(tokens), .k = rows, .v = rows}));
+      }));
+      usleep(50000);  // Until what was appended is sealed.
+    }
+    EBBTIDE_CHECK(sequence.Close().ok(), "the sequence closes");
+    const double p50 = Median(append);
+    std::printf("append of %5zu KiB    p50 %6.2f ms  %5.2f GB/s  ratio %.3f\n", 2 * half / 1024,
+                p50 * 1e3, 2 * static_cast<double>(half) / p50 * 1e-9, Median(limit) / p50);
+  }
+}
+
+}  // namespace
+}  // namespace ebbtide::bench
+
+int main(int argc, char** argv) {
+  if (argc != 2 || argv[1][0] == '-') {
+    std::fprintf(stderr, "usage: wire_bench TARGET    (unix:PATH or HOST:PORT)\n");
+    return 2;
+  }
+  const auto client = ebbtide::client::Client::Connect(argv[1]);
+  if (!client.ok()) {
+    std::fprintf(stderr, "%s\n", client.status().ToString().c_str());
+    return 1;
+  }
+  ebbtide::bench::Calls(*client);
+  ebbtide::bench::Appends(*client);
+  return 0;
+}
