@@ -17,12 +17,30 @@
 
 #include "absl/status/status.h"
 
+#include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/gather.h"
+#include "gpu/kernels/mass.h"
+#include "gpu/kernels/merge.h"
+#include "gpu/kernels/select.h"
 
 namespace ebbtide::gpu {
 
 class CudaStream;
 
+absl::Status AppendCuda(std::span<const AppendArgs> lanes, CudaStream& stream);
 absl::Status AttendCuda(std::span<const AttendArgs> lanes, CudaStream& stream);
+absl::Status AveragePoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
+absl::Status GatherCuda(std::span<const GatherArgs> lanes, CudaStream& stream);
+absl::Status MassCuda(std::span<const MassArgs> lanes, CudaStream& stream);
+absl::Status MaxPoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
+absl::Status MergeCuda(std::span<const MergeArgs> lanes, CudaStream& stream);
+
+struct SelectCudaArgs {
+  SelectArgs select;
+  std::span<int32_t> leaving;  // out: as many as leave, at most select.count
+  int32_t* left = nullptr;     // out: how many those are
+};
+absl::Status SelectCuda(std::span<const SelectCudaArgs> lanes, CudaStream& stream);
 
 }  // namespace ebbtide::gpu

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -77,5 +78,22 @@ struct RowShape {
     }
   }
 };
+
+// Copies a row by the 32 threads of a warp, 16 bytes at a time where its addresses allow it; zeros
+// where there is nothing to copy.
+__device__ __forceinline__ void CopyRow(std::byte* to, const std::byte* from, int bytes,
+                                        int thread) {
+  const auto addresses = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) |
+                         static_cast<uintptr_t>(bytes);
+  if (addresses % 16 == 0) {
+    for (int i = thread; i < bytes / 16; i += 32) {
+      reinterpret_cast<uint4*>(to)[i] = from == nullptr
+                                            ? make_uint4(0, 0, 0, 0)
+                                            : __ldcs(reinterpret_cast<const uint4*>(from) + i);
+    }
+    return;
+  }
+  for (int i = thread; i < bytes; i += 32) to[i] = from == nullptr ? std::byte{0} : from[i];
+}
 
 }  // namespace ebbtide::gpu

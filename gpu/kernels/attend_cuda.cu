@@ -483,9 +483,7 @@ class Lists {
     const Kernel kernel = dtype_ == Dtype::kF16 ? ForHeadDim<__half>(head_dim_, tile_rows)
                                                 : ForHeadDim<float>(head_dim_, tile_rows);
     return Launch(stream,
-                  {.operation = "attend",
-                   .grid = dim3(static_cast<unsigned>(items_.size())),
-                   .threads = kThreads},
+                  {.operation = "attend", .grid = GridOf(items_.size(), 1), .threads = kThreads},
                   kernel, view);
   }
 

@@ -22,9 +22,9 @@ struct MassArgs {
 // Adds to mass[s] the attention of every query, averaged over the group.
 //
 //   Math      mass[s] += mean_g sum_m exp(logits[g,m,s] - lse[g,m])
-//   Numerics  exponentials in f32 (CPU) or f64 (reference); sums in f64, for an f32 sum that has
-//             reached 1e3 no longer feels 1e-5
-//   Repeats   bit for bit, for one build and SIMD target
+//   Numerics  exponentials in f32 (CPU, CUDA) or f64 (reference); sums in f64, for an f32 sum that
+//             has reached 1e3 no longer feels 1e-5
+//   Repeats   bit for bit, for one build and SIMD target or GPU
 //   Cost      reads each logit once
 //   Source    H2O arXiv:2306.14048 (all queries), TOVA arXiv:2401.06104 (last row), SnapKV
 //             arXiv:2404.14469 (a window)
@@ -39,6 +39,9 @@ struct PoolArgs {
   std::span<const float> mass;  // [tokens] in index order
   std::span<float> pooled;      // [tokens] out
 };
+
+// Stops the process where the width is even or the spans differ.
+void CheckPool(const PoolArgs& args);
 
 // Largest mass within kernel / 2 tokens on either side (SnapKV's max pooling; the ends see fewer).
 void MaxPool(const PoolArgs& args);

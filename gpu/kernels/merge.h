@@ -20,9 +20,8 @@ struct MergeArgs {
 
 //   Math      l = log(e^lse + e^part_lse);  o = e^(lse-l) * output + e^(part_lse-l) * part_output
 //   Numerics  f32 in and out, weights in f64; (0, -inf) is neutral, two of them stay (0, -inf)
-//   Repeats   bit for bit
-//   Cost      reads and writes each row once
-//   Source    arXiv:2205.14135
+//   Repeats   bit for bit, on every backend but for exp and log in f64, which CUDA rounds its own
+//   way Cost      reads and writes each row once Source    arXiv:2205.14135
 void MergeReference(const MergeArgs& args);
 void MergeCpu(const MergeArgs& args);
 

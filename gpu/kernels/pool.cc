@@ -9,13 +9,18 @@
 #include "gpu/kernels/mass.h"
 
 namespace ebbtide::gpu {
+
+void CheckPool(const PoolArgs& args) {
+  EBBTIDE_CHECK(args.kernel > 0 && args.kernel % 2 == 1, "pool: kernel is odd and positive");
+  EBBTIDE_CHECK(args.pooled.size() == args.mass.size(), "pool: pooled is [tokens]");
+}
+
 namespace {
 
 // Calls window(token, first, last) for the part of each token's window that lies inside.
 template <class Window>
 void ForEachWindow(const PoolArgs& args, Window window) {
-  EBBTIDE_CHECK(args.kernel > 0 && args.kernel % 2 == 1, "pool: kernel is odd and positive");
-  EBBTIDE_CHECK(args.pooled.size() == args.mass.size(), "pool: pooled is [tokens]");
+  CheckPool(args);
   const size_t reach = static_cast<size_t>(args.kernel) / 2;
   const size_t tokens = args.mass.size();
   for (size_t token = 0; token < tokens; ++token) {

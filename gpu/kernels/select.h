@@ -25,7 +25,7 @@ struct SelectArgs {
 //   Numerics  compares the f32 scores given; nothing is rounded
 //   Repeats   the same on every backend, whatever the order of the input
 //   Cost      reads each score once, then sorts `count`
-//   Errors    none; a NaN score is a broken contract and stops the process
+//   Errors    none; a NaN score is a broken contract and stops the process (CUDA: the device)
 std::vector<int32_t> SelectReference(const SelectArgs& args);
 std::vector<int32_t> SelectCpu(const SelectArgs& args);
 

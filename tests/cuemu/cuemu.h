@@ -185,6 +185,10 @@ inline unsigned __float_as_uint(float value) {
 inline float __uint_as_float(unsigned bits) {
   return std::bit_cast<float>(bits);
 }
+inline float __double2float_ru(double value) {
+  const auto near = static_cast<float>(value);
+  return static_cast<double>(near) < value ? std::nextafter(near, INFINITY) : near;
+}
 inline int __popc(unsigned bits) {
   return std::popcount(bits);
 }

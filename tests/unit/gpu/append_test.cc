@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Append on every SIMD target: bytes unchanged, norms never below the exact ones, whatever the
-// alignment of the worker's tensor. And the search for elements that are not finite.
+// Append on every SIMD target and CUDA: bytes unchanged, norms never below the exact ones, whatever
+// the alignment of the worker's tensor. And the search for elements that are not finite.
 
 #include "gpu/kernels/append.h"
 
@@ -123,17 +123,20 @@ TEST(AppendReferenceTest, CopiesBytesAndRoundsNormsUp) {
   }
 }
 
-using AppendOnTarget = OnTarget;
-INSTANTIATE_TEST_SUITE_P(EveryTarget, AppendOnTarget, EveryTarget(), TargetName);
+class AppendOnTarget : public OnTarget {
+ protected:
+  void Append(const AppendArgs& args) const { Choose(&AppendCpu, &AppendOnCuda)(args); }
+};
+INSTANTIATE_TEST_SUITE_P(EveryTarget, AppendOnTarget, EveryTargetAndCuda(), TargetName);
 
 TEST_P(AppendOnTarget, CopiesBytesAndRoundsNormsUp) {
-  test::ForEachSeed(30, [](uint64_t seed) {
+  test::ForEachSeed(30, [this](uint64_t seed) {
     std::mt19937_64 random(seed);
     const Dtype dtype = random() % 2 == 0 ? Dtype::kF16 : Dtype::kF32;
     Call call(dtype, std::uniform_int_distribution<int>(1, kHeadDimMax)(random),
               std::uniform_int_distribution<int>(0, 20)(random), random);
 
-    AppendCpu(call.Args());
+    Append(call.Args());
 
     ExpectAppended(call);
   });
@@ -148,7 +151,7 @@ TEST_P(AppendOnTarget, NormsOfTheSmallestAndTheLargestNumbersHold) {
     std::memcpy(call.key.data() + 1 + token * call.stride, rows[token], sizeof(rows[token]));
   }
 
-  AppendCpu(call.Args());
+  Append(call.Args());
 
   ExpectAppended(call);
   EXPECT_EQ(call.key_norm[0], 0.0F);

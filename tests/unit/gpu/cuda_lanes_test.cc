@@ -4,6 +4,10 @@
 // any company and in any order of blocks and threads. Each kernel's own contract is held by the
 // tests that the CPU's pass too.
 
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -95,6 +99,174 @@ TEST_F(CudaLanesTest, AttendGivesALaneTheSameBitsAloneAndInAnyCompanyAndOrder) {
       EXPECT_EQ(calls[i]->output, alone[3 * i]) << "lane " << i << " seed " << seed;
       EXPECT_EQ(calls[i]->lse, alone[3 * i + 1]) << "lane " << i << " seed " << seed;
       EXPECT_EQ(calls[i]->logits, alone[3 * i + 2]) << "lane " << i << " seed " << seed;
+    }
+  }
+}
+
+template <class T>
+std::vector<T> RandomNumbers(size_t count, std::mt19937_64& random) {
+  std::normal_distribution<double> normal;
+  std::vector<T> numbers(count);
+  for (T& number : numbers) number = static_cast<T>(normal(random));
+  return numbers;
+}
+
+constexpr uint32_t kSeeds[] = {0, 1, 2};
+constexpr size_t kSizes[] = {3, 0, 700, 1, 257};  // Of lanes in one launch.
+
+TEST_F(CudaLanesTest, MergeJoinsEachLaneWithItsOwnPart) {
+  std::mt19937_64 random(test::RandomSeed());
+  for (const uint32_t seed : kSeeds) {
+    cuemu::SetSeed(seed);
+    std::vector<std::vector<float>> output, expected, lse, expected_lse, part, part_lse;
+    for (const size_t rows : kSizes) {
+      output.push_back(RandomNumbers<float>(rows * 40, random));
+      part.push_back(RandomNumbers<float>(rows * 40, random));
+      lse.push_back(RandomNumbers<float>(rows, random));
+      part_lse.push_back(RandomNumbers<float>(rows, random));
+    }
+    expected = output;
+    expected_lse = lse;
+    std::vector<MergeArgs> lanes;
+    for (size_t i = 0; i < output.size(); ++i) {
+      const auto rows = static_cast<int>(kSizes[i]);
+      MergeReference({rows, 40, part[i], part_lse[i], expected[i], expected_lse[i]});
+      lanes.push_back({rows, 40, part[i], part_lse[i], output[i], lse[i]});
+    }
+
+    RunOnCuda<MergeArgs>(&MergeCuda, lanes);
+
+    EXPECT_EQ(output, expected);
+    EXPECT_EQ(lse, expected_lse);
+  }
+}
+
+TEST_F(CudaLanesTest, MassAndPoolGiveALaneTheSameBitsAloneAndInCompany) {
+  std::mt19937_64 random(test::RandomSeed());
+  std::vector<std::vector<float>> logits, lse, pooled, pooled_alone;
+  std::vector<std::vector<double>> mass, alone;
+  for (const size_t slots : kSizes) {
+    logits.push_back(RandomNumbers<float>(6 * slots, random));
+    lse.push_back(RandomNumbers<float>(6, random));
+    mass.emplace_back(slots, 0.5);
+    pooled.emplace_back(6 * slots, 0.0F);
+  }
+  alone = mass;
+  pooled_alone = pooled;
+  std::vector<MassArgs> masses;
+  std::vector<PoolArgs> pools;
+  for (size_t i = 0; i < mass.size(); ++i) {
+    const auto slots = static_cast<int>(kSizes[i]);
+    MassOnCuda({2, 3, slots, logits[i], lse[i], alone[i]});
+    MaxPoolOnCuda({5, logits[i], pooled_alone[i]});
+    masses.push_back({2, 3, slots, logits[i], lse[i], mass[i]});
+    pools.push_back({5, logits[i], pooled[i]});
+  }
+  for (const uint32_t seed : kSeeds) {
+    cuemu::SetSeed(seed);
+    for (std::vector<double>& each : mass) each.assign(each.size(), 0.5);
+    RunOnCuda<MassArgs>(&MassCuda, masses);
+    RunOnCuda<PoolArgs>(&MaxPoolCuda, pools);
+
+    EXPECT_EQ(mass, alone);
+    EXPECT_EQ(pooled, pooled_alone);
+  }
+}
+
+// Rows of one lane's tokens, and where they go.
+struct Tokens {
+  Tokens(size_t tokens, std::mt19937_64& random)
+      : key(tokens * kRowBytes), value(key.size()), key_copy(key.size()), value_copy(key.size()) {
+    for (std::byte& byte : key) byte = static_cast<std::byte>(random() & 0x3BU);  // Finite.
+    for (std::byte& byte : value) byte = static_cast<std::byte>(random() & 0x3BU);
+    for (size_t token = 0; token < tokens; ++token) {
+      key_from.push_back(key.data() + token * kRowBytes);
+      value_from.push_back(value.data() + token * kRowBytes);
+      key_slot.push_back(key_copy.data() + (tokens - 1 - token) * kRowBytes);
+      value_slot.push_back(value_copy.data() + (tokens - 1 - token) * kRowBytes);
+    }
+    key_norm.resize(tokens);
+    value_norm.resize(tokens);
+  }
+
+  AppendArgs Append() {
+    return {Dtype::kF16, kHeadDim,     static_cast<int>(key_slot.size()),
+            key.data(),  value.data(), kRowBytes,
+            key_slot,    value_slot,   key_norm,
+            value_norm};
+  }
+
+  static constexpr int kHeadDim = 24;
+  static constexpr size_t kRowBytes = 2 * kHeadDim;
+  std::vector<std::byte> key, value, key_copy, value_copy;
+  std::vector<const std::byte*> key_from, value_from;
+  std::vector<std::byte*> key_slot, value_slot;
+  std::vector<float> key_norm, value_norm;
+};
+
+TEST_F(CudaLanesTest, AppendAndGatherMoveEachLanesRowsToItsOwnPlaces) {
+  std::mt19937_64 random(test::RandomSeed());
+  for (const uint32_t seed : kSeeds) {
+    cuemu::SetSeed(seed);
+    std::vector<std::unique_ptr<Tokens>> all;
+    std::vector<AppendArgs> appends;
+    std::vector<GatherArgs> gathers;
+    std::vector<std::vector<std::byte>> pages;
+    const PageShape shape{.tokens = 9, .head_dim = Tokens::kHeadDim, .dtype = Dtype::kF16};
+    pages.reserve(4);
+    for (const size_t tokens : {3U, 0U, 9U, 1U}) {
+      all.push_back(std::make_unique<Tokens>(tokens, random));
+      appends.push_back(all.back()->Append());
+      pages.emplace_back(shape.page_bytes(), std::byte{0xA5});
+      gathers.push_back({shape, all.back()->key_from, all.back()->value_from, pages.back()});
+    }
+
+    RunOnCuda<AppendArgs>(&AppendCuda, appends);
+    RunOnCuda<GatherArgs>(&GatherCuda, gathers);
+
+    for (size_t i = 0; i < all.size(); ++i) {
+      Tokens& tokens = *all[i];
+      const std::vector<std::byte> key_copy = tokens.key_copy;
+      const std::vector<std::byte> value_copy = tokens.value_copy;
+      const std::vector<float> key_norm = tokens.key_norm;
+      std::vector<std::byte> page(shape.page_bytes());
+      AppendReference(tokens.Append());
+      GatherReference({shape, tokens.key_from, tokens.value_from, page});
+      EXPECT_EQ(key_copy, tokens.key_copy) << i;
+      EXPECT_EQ(value_copy, tokens.value_copy) << i;
+      EXPECT_EQ(key_norm, tokens.key_norm) << i;
+      EXPECT_EQ(pages[i], page) << i;
+    }
+  }
+}
+
+TEST_F(CudaLanesTest, SelectChoosesInEachLaneAsTheReferenceWhateverTheOrder) {
+  std::mt19937_64 random(test::RandomSeed());
+  for (const uint32_t seed : kSeeds) {
+    cuemu::SetSeed(seed);
+    std::vector<std::vector<float>> score;
+    std::vector<std::vector<int32_t>> index, leaving;
+    std::vector<std::vector<uint8_t>> eligible;
+    std::vector<int32_t> left(std::size(kSizes), -1);
+    for (const size_t tokens : kSizes) {
+      score.emplace_back(tokens);
+      for (float& each : score.back()) each = static_cast<float>(random() % 3);  // Ties.
+      index.emplace_back(tokens);
+      std::iota(index.back().begin(), index.back().end(), -5);
+      std::shuffle(index.back().begin(), index.back().end(), random);
+      eligible.emplace_back(tokens, uint8_t{1});
+      leaving.emplace_back(tokens / 2 + 1);
+    }
+    std::vector<SelectCudaArgs> lanes;
+    for (size_t i = 0; i < score.size(); ++i) {
+      lanes.push_back({{score[i], index[i], eligible[i], leaving[i].size()}, leaving[i], &left[i]});
+    }
+
+    RunOnCuda<SelectCudaArgs>(&SelectCuda, lanes);
+
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      leaving[i].resize(static_cast<size_t>(left[i]));
+      EXPECT_EQ(leaving[i], SelectReference(lanes[i].select)) << i;
     }
   }
 }

@@ -64,6 +64,9 @@ inline auto EveryTargetAndCuda() {
 inline auto ReferenceAndEveryTarget() {
   return testing::Values("reference", "avx512", "avx2", "sse4");
 }
+inline auto ReferenceTargetsAndCuda() {
+  return testing::Values("reference", "avx512", "avx2", "sse4", "cuda");
+}
 
 inline std::string TargetName(const testing::TestParamInfo<std::string>& target) {
   return target.param;

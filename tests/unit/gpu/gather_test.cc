@@ -11,13 +11,29 @@
 #include "gtest/gtest.h"
 
 #include "tests/support/random_seed.h"
+#include "tests/unit/gpu/on_cuda.h"
 
 namespace ebbtide::gpu {
 namespace {
 
 constexpr std::byte kDirt{0xA5};
 
-TEST(GatherTest, GathersRunsAndSingleSlotsAndZeroesTheRest) {
+using Gather = void (*)(const GatherArgs&);
+
+class GatherTest : public testing::TestWithParam<Gather> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == &GatherOnCuda && !kHasCuda) {
+      GTEST_SKIP() << "not run: this build has no cuda_runtime.h";
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Both, GatherTest, testing::Values(&GatherCpu, &GatherOnCuda),
+                         [](const auto& test) {
+                           return test.param == &GatherCpu ? "cpu" : "cuda";
+                         });
+
+TEST_P(GatherTest, GathersRunsAndSingleSlotsAndZeroesTheRest) {
   test::ForEachSeed(50, [](uint64_t seed) {
     std::mt19937_64 random(seed);
     const auto between = [&](int least, int most) {
@@ -43,7 +59,7 @@ TEST(GatherTest, GathersRunsAndSingleSlotsAndZeroesTheRest) {
     std::vector<std::byte> page = expected;
 
     GatherReference({shape, key_slot, value_slot, expected});
-    GatherCpu({shape, key_slot, value_slot, page});
+    GetParam()({shape, key_slot, value_slot, page});
 
     ASSERT_EQ(page, expected);
     const size_t filled = key_slot.size() * shape.row_bytes();
@@ -58,12 +74,12 @@ TEST(GatherTest, GathersRunsAndSingleSlotsAndZeroesTheRest) {
   });
 }
 
-TEST(GatherTest, MoreSlotsThanThePageHasStopTheProcess) {
+TEST_P(GatherTest, MoreSlotsThanThePageHasStopTheProcess) {
   const PageShape shape{.tokens = 1, .head_dim = 4, .dtype = Dtype::kF16};
   std::vector<std::byte> page(shape.page_bytes());
   const std::vector<const std::byte*> slots(2, page.data());
 
-  EXPECT_DEATH(GatherCpu({shape, slots, slots, page}), "at most shape.tokens");
+  EXPECT_DEATH(GetParam()({shape, slots, slots, page}), "at most shape.tokens");
 }
 
 }  // namespace

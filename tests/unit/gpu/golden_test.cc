@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Golden vectors of attention, merging, mass and selection, on the reference and on every SIMD
-// target. Those of scores, digests and bounds: golden_scores_test.cc.
+// Golden vectors of attention, merging, mass and selection, on the reference, every SIMD target and
+// CUDA. Those of scores, digests and bounds: golden_scores_test.cc.
 
 #include "tests/unit/gpu/golden.h"
 
@@ -46,7 +46,7 @@ TEST(GoldenFolderTest, HoldsEveryOperationAndSaysWhatIsNotRun) {
 }
 
 class GoldenTest : public OnReferenceAndTarget {};
-INSTANTIATE_TEST_SUITE_P(Every, GoldenTest, ReferenceAndEveryTarget(), TargetName);
+INSTANTIATE_TEST_SUITE_P(Every, GoldenTest, ReferenceTargetsAndCuda(), TargetName);
 
 // Attention of a case's Q over its K and V, in extents of 20 slots.
 struct Attention {
@@ -103,7 +103,7 @@ TEST_P(GoldenTest, Attend) {
     Attention attention(golden.inputs, golden.inputs.at("V"), Ints(golden.inputs.at("q_pos")),
                         Ints(golden.inputs.at("k_pos")));
 
-    Choose(&AttendReference, &AttendCpu)(attention.Args());
+    Choose(&AttendReference, &AttendCpu, &AttendOnCuda)(attention.Args());
 
     ExpectClose(attention.output, golden.expect.at("O"), "O");
     ExpectClose(attention.lse, golden.expect.at("lse"), "lse");
@@ -124,12 +124,12 @@ TEST_P(GoldenTest, LseMerge) {
     const std::vector<float> part = Floats(golden.inputs.at("o2"));
     const std::vector<float> part_lse = Floats(golden.inputs.at("lse2"));
 
-    Choose(&MergeReference, &MergeCpu)({.rows = 1,
-                                        .head_dim = static_cast<int>(output.size()),
-                                        .part_output = part,
-                                        .part_lse = part_lse,
-                                        .output = output,
-                                        .lse = lse});
+    Choose(&MergeReference, &MergeCpu, &MergeOnCuda)({.rows = 1,
+                                                      .head_dim = static_cast<int>(output.size()),
+                                                      .part_output = part,
+                                                      .part_lse = part_lse,
+                                                      .output = output,
+                                                      .lse = lse});
 
     ExpectClose(output, golden.expect.at("o"), "o");
     ExpectClose(lse, golden.expect.at("lse"), "lse");
@@ -148,8 +148,8 @@ TEST_P(GoldenTest, Select) {
     }
     const size_t budget = golden.inputs.at("budget").get<size_t>();
 
-    const std::vector<int32_t> leaving =
-        Choose(&SelectReference, &SelectCpu)({score, index, eligible, score.size() - budget});
+    const std::vector<int32_t> leaving = Choose(&SelectReference, &SelectCpu, &SelectOnCuda)(
+        {score, index, eligible, score.size() - budget});
 
     std::vector<int32_t> keep;
     for (const int32_t token : index) {
@@ -181,7 +181,7 @@ TEST_P(GoldenTest, H2o) {
     const std::vector<int> shape = Shape(rows);
 
     const std::vector<double> mass =
-        MassOfRows(Choose(&MassReference, &MassCpu), shape[0], shape[1], Floats(rows));
+        MassOfRows(Choose(&MassReference, &MassCpu, &MassOnCuda), shape[0], shape[1], Floats(rows));
 
     ExpectClose(mass, golden.expect.at("score"), "score");
   }
@@ -198,7 +198,7 @@ TEST_P(GoldenTest, Tova) {
     const int group = Shape(golden.inputs.at("A"))[0];
 
     const std::vector<double> mass =
-        MassOfRows(Choose(&MassReference, &MassCpu), group, 1, last_rows);
+        MassOfRows(Choose(&MassReference, &MassCpu, &MassOnCuda), group, 1, last_rows);
 
     ExpectClose(mass, golden.expect.at("score"), "score");
   }
@@ -216,20 +216,21 @@ TEST_P(GoldenTest, SnapKv) {
     Attention attention(golden.inputs, keys, last, index);
     std::vector<double> mass(index.size(), 0.0);
 
-    Choose(&AttendReference, &AttendCpu)(attention.Args());
-    Choose(&MassReference, &MassCpu)({.group = attention.group,
-                                      .queries = attention.queries,
-                                      .slots = static_cast<int>(index.size()),
-                                      .logits = attention.logits,
-                                      .lse = attention.lse,
-                                      .mass = mass});
+    Choose(&AttendReference, &AttendCpu, &AttendOnCuda)(attention.Args());
+    Choose(&MassReference, &MassCpu, &MassOnCuda)({.group = attention.group,
+                                                   .queries = attention.queries,
+                                                   .slots = static_cast<int>(index.size()),
+                                                   .logits = attention.logits,
+                                                   .lse = attention.lse,
+                                                   .mass = mass});
     std::vector<float> prefix;  // The mean over the window, not its sum: the same order.
     for (size_t s = 0; s < mass.size() - window; ++s) {
       prefix.push_back(static_cast<float>(mass[s] / static_cast<double>(window)));
     }
     std::vector<float> pooled(prefix.size());
     const bool is_average = golden.inputs.at("pool") == "avg";
-    (is_average ? &AveragePool : &MaxPool)(
+    (is_average ? Choose(&AveragePool, &AveragePool, &AveragePoolOnCuda)
+                : Choose(&MaxPool, &MaxPool, &MaxPoolOnCuda))(
         {.kernel = golden.inputs.at("kernel").get<int>(), .mass = prefix, .pooled = pooled});
 
     ExpectClose(pooled, golden.expect.at("score"), "score");

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs one test on every implementation of an operation: the reference loops, and the SIMD kernel
-// on each target that this build has and this CPU can run.
+// Runs one test on every implementation of an operation: the reference loops, the SIMD kernel on each
+// target that this build has and this CPU can run, and where asked the CUDA kernel.
 
 #pragma once
 
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
 
 #include "gpu/cpu/simd_targets.h"
 #include "gpu/shape.h"
+#include "tests/unit/gpu/on_cuda.h"
 
 namespace ebbtide::gpu {
 
-// While it lives, `name` is what runs: "reference", or a SIMD target.
+// While it lives, `name` is what runs: "reference", "cuda", or a SIMD target.
 class Implementation {
  public:
-  explicit Implementation(std::string name) : is_reference_(name == "reference") {
-    if (!is_reference_) {
-      EXPECT_TRUE(ForceSimdTarget(name).ok()) << name;
+  explicit Implementation(std::string name) : name_(std::move(name)) {
+    if (name_ != "reference" && name_ != "cuda") {
+      EXPECT_TRUE(ForceSimdTarget(name_).ok()) << name_;
     }
   }
   ~Implementation() { EXPECT_TRUE(ForceSimdTarget("auto").ok()); }
@@ -30,11 +32,15 @@ class Implementation {
 
   template <class Function>
   Function* Choose(Function* reference, Function* cpu) const {
-    return is_reference_ ? reference : cpu;
+    return name_ == "reference" ? reference : cpu;
+  }
+  template <class Function>
+  Function* Choose(Function* reference, Function* cpu, Function* cuda) const {
+    return name_ == "cuda" ? cuda : Choose(reference, cpu);
   }
 
  private:
-  bool is_reference_;
+  std::string name_;
 };
 
 struct ImplementationCase {
@@ -56,6 +62,15 @@ inline std::vector<ImplementationCase> EveryImplementation() {
   std::vector<ImplementationCase> cases;
   for (const std::string& name : ImplementationNames()) {
     for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) cases.push_back({name, dtype});
+  }
+  return cases;
+}
+
+// Without CUDA's headers there is no such kernel to run (ctest's gpu_cuda_tests says so).
+inline std::vector<ImplementationCase> EveryImplementationAndCuda() {
+  std::vector<ImplementationCase> cases = EveryImplementation();
+  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+    if (kHasCuda) cases.push_back({"cuda", dtype});
   }
   return cases;
 }

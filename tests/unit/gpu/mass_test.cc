@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention drawn by each slot: on every SIMD target against the reference; and pooling. One logit
-// over one row makes mass the exponential itself, so its accuracy is measured here too.
+// Attention drawn by each slot: on every SIMD target and CUDA against the reference; and pooling.
+// One logit over one row makes mass the exponential itself, so its accuracy is measured here too.
 
 #include "gpu/kernels/mass.h"
 
@@ -67,11 +67,14 @@ TEST(MassReferenceTest, AddsTheMeanOverTheGroupOfSumsOverQueries) {
   EXPECT_NEAR(mass[1], 20 + (0.5 + 1) / 2, 1e-7);
 }
 
-using MassOnTarget = OnTarget;
-INSTANTIATE_TEST_SUITE_P(EveryTarget, MassOnTarget, EveryTarget(), TargetName);
+class MassOnTarget : public OnTarget {
+ protected:
+  void Mass(const MassArgs& args) const { Choose(&MassCpu, &MassOnCuda)(args); }
+};
+INSTANTIATE_TEST_SUITE_P(EveryTarget, MassOnTarget, EveryTargetAndCuda(), TargetName);
 
 TEST_P(MassOnTarget, AgreesWithReference) {
-  test::ForEachSeed(10, [](uint64_t seed) {
+  test::ForEachSeed(10, [this](uint64_t seed) {
     std::mt19937_64 random(seed);
     const auto between = [&](int least, int most) {
       return std::uniform_int_distribution<int>(least, most)(random);
@@ -81,7 +84,7 @@ TEST_P(MassOnTarget, AgreesWithReference) {
     std::vector<double> mass = expected;
 
     MassReference(rows.Into(expected));
-    MassCpu(rows.Into(mass));
+    Mass(rows.Into(mass));
 
     for (size_t s = 0; s < mass.size(); ++s) {
       // z - lse is rounded: of numbers up to 64, by 2^-19, and so is the weight.
@@ -96,16 +99,17 @@ TEST_P(MassOnTarget, SumOfThousandStillFeelsWeightsOfOneHundredThousandth) {
   const std::vector<float> lse = {0};
 
   for (int step = 0; step < 1000; ++step) {
-    MassCpu({.slots = 1, .logits = logits, .lse = lse, .mass = mass});
+    Mass({.slots = 1, .logits = logits, .lse = lse, .mass = mass});
   }
 
   EXPECT_NEAR(mass[0], 1000 + 1000 * 1e-5, 1e-7);
 }
 
 TEST_P(MassOnTarget, ExponentialIsWithinThreeRoundings) {
-  // Every 97th f32 from -87.3 to 0, and a few above.
+  // Every 97th f32 from -87.3 to 0, and a few above. Emulated, each takes its time.
+  const uint32_t step = GetParam() == "cuda" ? 4'999 : 97;
   std::vector<float> logits;
-  for (uint32_t bits = 0x80000000U; bits <= std::bit_cast<uint32_t>(-87.3F); bits += 97) {
+  for (uint32_t bits = 0x80000000U; bits <= std::bit_cast<uint32_t>(-87.3F); bits += step) {
     if (bits > 0x80000000U && bits < 0x30000000U + 0x80000000U) bits = 0x30000000U + 0x80000000U;
     logits.push_back(std::bit_cast<float>(bits));
   }
@@ -113,7 +117,7 @@ TEST_P(MassOnTarget, ExponentialIsWithinThreeRoundings) {
   std::vector<double> mass(logits.size(), 0.0);
   const std::vector<float> lse = {0};
 
-  MassCpu({.slots = static_cast<int>(logits.size()), .logits = logits, .lse = lse, .mass = mass});
+  Mass({.slots = static_cast<int>(logits.size()), .logits = logits, .lse = lse, .mass = mass});
 
   double worst = 0;
   for (size_t s = 0; s < logits.size(); ++s) {
@@ -130,41 +134,60 @@ TEST_P(MassOnTarget, ExponentialOfZeroIsOneAndOfMinusInfinityNothing) {
                                      -std::numeric_limits<float>::max()};
   const std::vector<float> lse = {0};
 
-  MassCpu({.slots = 5, .logits = logits, .lse = lse, .mass = mass});
+  Mass({.slots = 5, .logits = logits, .lse = lse, .mass = mass});
 
   EXPECT_EQ(mass, (std::vector<double>{1, 0, 0, 0, 0}));
 }
 
-TEST(PoolTest, LargestWithinTheWindow) {
+struct Pooling {
+  const char* name;
+  void (*largest)(const PoolArgs&);
+  void (*average)(const PoolArgs&);
+};
+
+class PoolTest : public testing::TestWithParam<Pooling> {
+ protected:
+  void SetUp() override {
+    if (GetParam().largest == &MaxPoolOnCuda && !kHasCuda) {
+      GTEST_SKIP() << "not run: this build has no cuda_runtime.h";
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Every, PoolTest,
+                         testing::Values(Pooling{"cpu", &MaxPool, &AveragePool},
+                                         Pooling{"cuda", &MaxPoolOnCuda, &AveragePoolOnCuda}),
+                         [](const auto& test) { return test.param.name; });
+
+TEST_P(PoolTest, LargestWithinTheWindow) {
   const std::vector<float> mass = {5, 1, 2, 0, 3, 4};
   std::vector<float> pooled(6);
 
-  MaxPool({.kernel = 3, .mass = mass, .pooled = pooled});
+  GetParam().largest({.kernel = 3, .mass = mass, .pooled = pooled});
   EXPECT_EQ(pooled, (std::vector<float>{5, 5, 2, 3, 4, 4}));
 
-  MaxPool({.kernel = 1, .mass = mass, .pooled = pooled});
+  GetParam().largest({.kernel = 1, .mass = mass, .pooled = pooled});
   EXPECT_EQ(pooled, mass);
 
-  MaxPool({.kernel = 99, .mass = mass, .pooled = pooled});
+  GetParam().largest({.kernel = 99, .mass = mass, .pooled = pooled});
   EXPECT_EQ(pooled, std::vector<float>(6, 5));
 }
 
-TEST(PoolTest, AverageDividesByTheWholeWindowAtTheEndsToo) {
+TEST_P(PoolTest, AverageDividesByTheWholeWindowAtTheEndsToo) {
   const std::vector<float> mass = {3, 6, 9, 0};
   std::vector<float> pooled(4);
 
-  AveragePool({.kernel = 3, .mass = mass, .pooled = pooled});
+  GetParam().average({.kernel = 3, .mass = mass, .pooled = pooled});
 
   EXPECT_EQ(pooled, (std::vector<float>{3, 6, 5, 3}));
 }
 
-TEST(PoolTest, NothingPoolsToNothing) {
-  MaxPool({.kernel = 5, .mass = {}, .pooled = {}});
-  AveragePool({.kernel = 5, .mass = {}, .pooled = {}});
+TEST_P(PoolTest, NothingPoolsToNothing) {
+  GetParam().largest({.kernel = 5, .mass = {}, .pooled = {}});
+  GetParam().average({.kernel = 5, .mass = {}, .pooled = {}});
 }
 
-TEST(PoolTest, EvenWindowStopsTheProcess) {
-  EXPECT_DEATH(MaxPool({.kernel = 4, .mass = {}, .pooled = {}}), "kernel is odd");
+TEST_P(PoolTest, EvenWindowStopsTheProcess) {
+  EXPECT_DEATH(GetParam().largest({.kernel = 4, .mass = {}, .pooled = {}}), "kernel is odd");
 }
 
 }  // namespace

@@ -80,11 +80,14 @@ TEST(MergeReferenceTest, JoinsTwoPartsAsIfAttendedTogether) {
   });
 }
 
-using MergeOnTarget = OnTarget;
-INSTANTIATE_TEST_SUITE_P(EveryTarget, MergeOnTarget, EveryTarget(), TargetName);
+class MergeOnTarget : public OnTarget {
+ protected:
+  void Merge(const MergeArgs& args) const { Choose(&MergeCpu, &MergeOnCuda)(args); }
+};
+INSTANTIATE_TEST_SUITE_P(EveryTarget, MergeOnTarget, EveryTargetAndCuda(), TargetName);
 
 TEST_P(MergeOnTarget, GivesTheBitsOfTheReference) {
-  test::ForEachSeed(10, [](uint64_t seed) {
+  test::ForEachSeed(10, [this](uint64_t seed) {
     std::mt19937_64 random(seed);
     const int rows = std::uniform_int_distribution<int>(0, 9)(random);
     const int head_dim = std::uniform_int_distribution<int>(1, 256)(random);
@@ -93,7 +96,7 @@ TEST_P(MergeOnTarget, GivesTheBitsOfTheReference) {
     const Part part(rows, head_dim, random);
 
     MergeReference(expected.With(part));
-    MergeCpu(whole.With(part));
+    Merge(whole.With(part));
 
     ASSERT_EQ(whole.output, expected.output);
     ASSERT_EQ(whole.lse, expected.lse);
@@ -107,11 +110,11 @@ TEST_P(MergeOnTarget, PartThatSawNothingChangesNothing) {
   Part nothing(3, 20);
   nothing.lse.assign(3, kMinusInfinity);
 
-  MergeCpu(whole.With(nothing));
+  Merge(whole.With(nothing));
   EXPECT_EQ(whole.output, before.output);
   EXPECT_EQ(whole.lse, before.lse);
 
-  MergeCpu(nothing.With(before));
+  Merge(nothing.With(before));
   EXPECT_EQ(nothing.output, before.output);
   EXPECT_EQ(nothing.lse, before.lse);
 }
@@ -121,7 +124,7 @@ TEST_P(MergeOnTarget, NothingAndNothingStayNothing) {
   whole.lse.assign(2, kMinusInfinity);
   const Part nothing = whole;
 
-  MergeCpu(whole.With(nothing));
+  Merge(whole.With(nothing));
 
   EXPECT_EQ(whole.output, std::vector<float>(10, 0.0F));
   EXPECT_EQ(whole.lse, std::vector<float>(2, kMinusInfinity));
@@ -135,7 +138,7 @@ TEST_P(MergeOnTarget, MassesFarApartDoNotOverflow) {
   part.output.assign(8, 2.0F);
   part.lse = {-3e38F, 3e38F};
 
-  MergeCpu(whole.With(part));
+  Merge(whole.With(part));
 
   EXPECT_EQ(whole.output, (std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2}));
   EXPECT_EQ(whole.lse, (std::vector<float>{3e38F, 3e38F}));

@@ -6,9 +6,17 @@
 
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "gtest/gtest.h"
 
+#include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/gather.h"
+#include "gpu/kernels/mass.h"
+#include "gpu/kernels/merge.h"
+#include "gpu/kernels/select.h"
 
 #if defined(EBBTIDE_CUDA_EMULATED)
 #include "gpu/cuda/cuda_stream.h"
@@ -33,15 +41,50 @@ void RunOnCuda(absl::Status (*operation)(std::span<const Args>, CudaStream&),
   ASSERT_TRUE(done.ok()) << done;
 }
 
+inline void AppendOnCuda(const AppendArgs& args) {
+  RunOnCuda<AppendArgs>(&AppendCuda, {&args, 1});
+}
 inline void AttendOnCuda(const AttendArgs& args) {
   RunOnCuda<AttendArgs>(&AttendCuda, {&args, 1});
+}
+inline void AveragePoolOnCuda(const PoolArgs& args) {
+  RunOnCuda<PoolArgs>(&AveragePoolCuda, {&args, 1});
+}
+inline void GatherOnCuda(const GatherArgs& args) {
+  RunOnCuda<GatherArgs>(&GatherCuda, {&args, 1});
+}
+inline void MassOnCuda(const MassArgs& args) {
+  RunOnCuda<MassArgs>(&MassCuda, {&args, 1});
+}
+inline void MaxPoolOnCuda(const PoolArgs& args) {
+  RunOnCuda<PoolArgs>(&MaxPoolCuda, {&args, 1});
+}
+inline void MergeOnCuda(const MergeArgs& args) {
+  RunOnCuda<MergeArgs>(&MergeCuda, {&args, 1});
+}
+inline std::vector<int32_t> SelectOnCuda(const SelectArgs& args) {
+  std::vector<int32_t> leaving(std::min(args.count, args.score.size()));
+  int32_t left = 0;
+  const SelectCudaArgs lane{.select = args, .leaving = leaving, .left = &left};
+  RunOnCuda<SelectCudaArgs>(&SelectCuda, {&lane, 1});
+  leaving.resize(static_cast<size_t>(left));
+  return leaving;
 }
 
 #else
 
 inline constexpr bool kHasCuda = false;
 
+inline void AppendOnCuda(const AppendArgs& /*args*/) {}
 inline void AttendOnCuda(const AttendArgs& /*args*/) {}
+inline void AveragePoolOnCuda(const PoolArgs& /*args*/) {}
+inline void GatherOnCuda(const GatherArgs& /*args*/) {}
+inline void MassOnCuda(const MassArgs& /*args*/) {}
+inline void MaxPoolOnCuda(const PoolArgs& /*args*/) {}
+inline void MergeOnCuda(const MergeArgs& /*args*/) {}
+inline std::vector<int32_t> SelectOnCuda(const SelectArgs& /*args*/) {
+  return {};
+}
 
 #endif
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who leaves: the order of victims, which every backend shares, and the CPU against the reference
+// Who leaves: the order of victims, which every backend shares, and each against the reference
 // where ties abound.
 
 #include "gpu/kernels/select.h"
@@ -9,22 +9,34 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 
 #include "tests/support/random_seed.h"
+#include "tests/unit/gpu/on_cuda.h"
 
 namespace ebbtide::gpu {
 namespace {
 
 using Select = std::vector<int32_t> (*)(const SelectArgs&);
 
-class SelectTest : public testing::TestWithParam<Select> {};
-INSTANTIATE_TEST_SUITE_P(Both, SelectTest, testing::Values(&SelectReference, &SelectCpu),
-                         [](const auto& test) {
-                           return test.param == &SelectCpu ? "cpu" : "reference";
-                         });
+class SelectTest : public testing::TestWithParam<Select> {
+ protected:
+  void SetUp() override {
+    if (GetParam() != &SelectOnCuda) return;
+    if (!kHasCuda) GTEST_SKIP() << "not run: this build has no cuda_runtime.h";
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // Fibers do not survive a fork under tsan.
+  }
+  void TearDown() override { GTEST_FLAG_SET(death_test_style, "fast"); }
+};
+std::string SelectName(const testing::TestParamInfo<Select>& test) {
+  if (test.param == &SelectOnCuda) return "cuda";
+  return test.param == &SelectCpu ? "cpu" : "reference";
+}
+INSTANTIATE_TEST_SUITE_P(Every, SelectTest,
+                         testing::Values(&SelectReference, &SelectCpu, &SelectOnCuda), SelectName);
 
 TEST_P(SelectTest, LowestScoresLeaveLowestFirst) {
   const std::vector<float> score = {3, -1, 2, 0, 5};
@@ -86,7 +98,7 @@ TEST_P(SelectTest, ScoreThatIsNotANumberStopsTheProcess) {
   EXPECT_DEATH(GetParam()({score, index, eligible, 1}), "NaN");
 }
 
-TEST(SelectCpuTest, GivesTheVictimsOfTheReference) {
+TEST_P(SelectTest, GivesTheVictimsOfTheReference) {
   test::ForEachSeed(60, [](uint64_t seed) {
     std::mt19937_64 random(seed);
     const size_t tokens = random() % 3000;
@@ -103,7 +115,7 @@ TEST(SelectCpuTest, GivesTheVictimsOfTheReference) {
     for (uint8_t& each : eligible) each = random() % 4 == 0 ? 0 : 1;
     const size_t count = random() % 4 == 0 ? 1 : random() % (tokens + 2);
 
-    ASSERT_EQ(SelectCpu({score, index, eligible, count}),
+    ASSERT_EQ(GetParam()({score, index, eligible, count}),
               SelectReference({score, index, eligible, count}));
   });
 }
