@@ -9,8 +9,9 @@
 //   engine_bench context  decode steps at a fixed budget as the context grows from 4k to 256k
 //                         tokens, on one thread (aim: flat within 1.1 with recall off, 2 with
 //                         bounded(0.02))
-//   engine_bench space    bytes of digests, positions and score state, and bytes on disk, over the
-//                         bytes of the keys and values they are of
+//   engine_bench space    bytes charged for digests, positions and score state (aim: 0.15), and
+//                         bytes of a record with its forms, over those of its keys and values; a
+//                         tier's own bytes over its records' are in tier_bench
 //
 // Keys and values are those of tests/support/engine_stand.h: slowly moving means, a few loud
 // channels.
@@ -30,7 +31,6 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "tests/support/disk_use.h"
 #include "tests/support/engine_stand.h"
 #include "tests/support/stepped_executor.h"
 
@@ -194,28 +194,26 @@ void Context() {
 }
 
 void Space() {
-  std::printf("%-14s %6s %14s %14s\n", "policy", "d", "metadata/KV", "disk/KV");
+  std::printf("%-14s %6s %14s %14s\n", "policy", "d", "metadata/KV", "record/KV");
   for (const int head_dim : {64, 128}) {
-    for (const char* policy : {"streaming", "keydiff", "h2o", "snapkv+caote"}) {
-      const Geometry geometry = GeometryOf(4, 4, 1, head_dim);
-      EngineStand stand({.host_bytes = 128 * kMiB, .rocksdb_bytes = 2048 * kMiB, .threads = 2});
+    for (const char* policy : {"streaming", "h2o", "snapkv+caote"}) {
+      const Geometry geometry = GeometryOf(8, 8, 1, head_dim);
+      EngineStand stand({.device_bytes = 128 * kMiB, .host_bytes = 512 * kMiB, .threads = 2});
       Feeder feeder(stand.engine(), geometry,
-                    {.sequence = "s", .policy = policy, .recall = "off", .budget_tokens = 256});
-      while (feeder.length() < 16384) feeder.Append(512);
-      for (int step = 0; step < 512; ++step) feeder.Decode();
+                    {.sequence = "s",
+                     .policy = policy,
+                     .recall = "off",
+                     .budget_tokens = 256,
+                     .chunk_tokens = 128});
+      while (feeder.length() < 4096) feeder.Append(128);
       Settle(stand);
-      const service::Stats stats = stand.engine().GetStats();
-      const double kv = static_cast<double>(TokenBytes(geometry)) * feeder.length();
       double metadata = 0;
-      double disk = 0;
-      for (const service::TierReport& tier : stats.tiers) {
+      for (const service::TierReport& tier : stand.engine().GetStats().tiers)
         metadata += static_cast<double>(tier.digest_bytes);
-        if (tier.tier != service::TierName::kRocksdb || tier.blocks == 0) continue;
-        disk = static_cast<double>(test::DiskUseBytes(stand.folder() + "/rocksdb")) /
-               (static_cast<double>(tier.blocks) * 32 * static_cast<double>(TokenBytes(geometry)));
-      }
-      std::printf("%-14s %6d %14.3f %14.3f\n", policy, head_dim, metadata / kv, disk);
-      std::fflush(stdout);
+      const auto token_bytes = static_cast<double>(TokenBytes(geometry));
+      std::printf("%-14s %6d %14.3f %14.3f\n", policy, head_dim,
+                  metadata / (token_bytes * feeder.length()),
+                  static_cast<double>(geometry.record(0).record_bytes()) / (32 * token_bytes));
     }
   }
 }
