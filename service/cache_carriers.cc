@@ -58,7 +58,6 @@ std::optional<CarryPlan> Cache::PlanMoveDown() {
     SequenceRef sequence = oldest.sequence.lock();
     if (sequence == nullptr || sequence->facts.is_closed) continue;
     ++sequence->facts.carriers;
-    sequence->facts.blocks[static_cast<size_t>(oldest.block)].is_moving = true;
     return CarryPlan{.sequence = sequence,
                      .block = oldest.block,
                      .key = sequence->facts.key(oldest.block),
@@ -73,11 +72,9 @@ bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) {
   Sequence& facts = plan.sequence->facts;
   --facts.carriers;
   if (facts.is_closed) return outcome == CarryOutcome::kMoved;
-  Block& block = facts.blocks[static_cast<size_t>(plan.block)];
-  block.is_moving = false;
   if (outcome == CarryOutcome::kRetry) in_host_.push_front({plan.sequence, plan.block});
   if (outcome != CarryOutcome::kMoved) return false;
-  block.tier = TierName::kRocksdb;
+  facts.blocks[static_cast<size_t>(plan.block)].tier = TierName::kRocksdb;
   ++stats_.blocks_moved_down;
   return false;
 }

@@ -3,7 +3,6 @@
 // What watchers ask of the cache: lists, descriptions, counters, invariants.
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -82,7 +81,7 @@ absl::StatusOr<SequenceDescription> Cache::Describe(const DescribeArgs& args) {
         {.index = static_cast<uint64_t>(index),
          .position = facts.positions[static_cast<size_t>(index)],
          .resident = lane.is_resident(index),
-         .tier = block.stage == BlockStage::kSealed ? block.tier : TierName::kDevice,
+         .tier = block.tier,
          .score = memory.score[static_cast<size_t>(index)],
          .why = why.empty() ? "score" : why});
   }

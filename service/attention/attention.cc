@@ -52,7 +52,6 @@ struct Attention::Work {
   const StepItem& item;
   const Geometry& geometry;
   int32_t tokens = 0;  // Of the item.
-  CallDigest digest;
   Ticket ticket;
   gpu::Device device;
   RecallSpec recall;
@@ -102,7 +101,6 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
             .item = item,
             .geometry = ticket->sequence->model->geometry,
             .tokens = tokens,
-            .digest = digest,
             .ticket = *std::move(ticket),
             .device = *std::move(device),
             .recall = {},

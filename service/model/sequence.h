@@ -56,7 +56,6 @@ enum class BlockStage : uint8_t {
 struct Block {
   BlockStage stage = BlockStage::kOpen;
   TierName tier = TierName::kDevice;  // Of the authoritative copy.
-  bool is_moving = false;
 };
 
 // Everything about a sequence that the cache's lock guards. What belongs to one layer's call in
