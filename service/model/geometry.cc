@@ -35,14 +35,19 @@ storage::RecordGeometry Geometry::record(uint64_t fingerprint) const {
 }
 
 absl::Status Geometry::Validate() const {
-  if (layers < 1 || layers > kLayersMax) return OutOfRange("layers", layers, "1 to 1024");
-  if (kv_heads < 1 || kv_heads > kKvHeadsMax) return OutOfRange("kv_heads", kv_heads, "1 to 1024");
+  if (layers < 1 || layers > kLayersMax) {
+    return OutOfRange("layers", layers, absl::StrCat("1 to ", kLayersMax));
+  }
+  if (kv_heads < 1 || kv_heads > kKvHeadsMax) {
+    return OutOfRange("kv_heads", kv_heads, absl::StrCat("1 to ", kKvHeadsMax));
+  }
   if (query_heads < kv_heads || query_heads % kv_heads != 0 || group() > gpu::kGroupMax) {
     return OutOfRange("query_heads", query_heads,
-                      absl::StrCat("a multiple of kv_heads (", kv_heads, "), at most 16 times it"));
+                      absl::StrCat("a multiple of kv_heads (", kv_heads, "), at most ",
+                                   gpu::kGroupMax, " times it"));
   }
   if (head_dim < 1 || head_dim > gpu::kHeadDimMax) {
-    return OutOfRange("head_dim", head_dim, "1 to 256");
+    return OutOfRange("head_dim", head_dim, absl::StrCat("1 to ", gpu::kHeadDimMax));
   }
   if (page_tokens != 16 && page_tokens != 32 && page_tokens != 64) {
     return OutOfRange("page_tokens", page_tokens, "16, 32 or 64");

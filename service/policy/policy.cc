@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 
 #include "base/status_macros.h"
+#include "service/model/geometry.h"
 #include "service/reason.h"
 
 namespace ebbtide::service {
@@ -210,12 +211,13 @@ absl::StatusOr<PrefillSpec> ParsePrefill(std::string_view text) {
   if (term.name == "exact" && term.arguments.empty()) return PrefillSpec{};
   int32_t tokens = 0;
   if (term.name == "blockwise" && term.arguments.size() == 1 &&
-      absl::SimpleAtoi(term.arguments[0], &tokens) && tokens >= 1 && tokens <= 512) {
+      absl::SimpleAtoi(term.arguments[0], &tokens) && tokens >= 1 && tokens <= kChunkTokensMax) {
     return PrefillSpec{.mode = PrefillMode::kBlockwise, .block_tokens = tokens};
   }
-  return Wrong("PREFILL_INVALID",
-               absl::StrCat("prefill \"", std::string(text),
-                            "\" is not known; choose exact, or blockwise(B) with B 1 to 512"));
+  return Wrong(
+      "PREFILL_INVALID",
+      absl::StrCat("prefill \"", std::string(text),
+                   "\" is not known; choose exact, or blockwise(B) with B 1 to ", kChunkTokensMax));
 }
 
 std::string PrefillText(const PrefillSpec& spec) {
