@@ -14,7 +14,7 @@
 namespace ebbtide::service {
 namespace {
 
-constexpr size_t kClosedMax = 1 << 20;  // Closed ids remembered: 8 bytes each.
+constexpr size_t kClosedMax = 1 << 20;  // Closed names remembered, in 28 MiB at most.
 
 uint64_t HashOf(std::string_view name) {
   return XXH3_64bits(name.data(), name.size());
@@ -78,8 +78,9 @@ absl::StatusOr<OpenAnswer> Cache::Open(const OpenArgs& args, std::byte* pool) {
                        "\" is open with other arguments; close it, or ", "use another name"));
     }
     facts.last_call = clock_.SinceStart();
-    facts.answer.length = static_cast<uint64_t>(facts.committed);
-    return facts.answer;
+    OpenAnswer answer = facts.answer;
+    answer.length = static_cast<uint64_t>(facts.committed);
+    return answer;
   }
   const auto model = models_.find(args.model);
   if (model == models_.end()) {

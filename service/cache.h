@@ -213,8 +213,8 @@ class Cache {
   void CheckInvariants() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  struct HostBlock {  // A block sealed into the host tier, in the order of sealing.
-    std::weak_ptr<OpenedSequence> sequence;
+  struct QueuedBlock {
+    std::weak_ptr<OpenedSequence> sequence;  // Those of closed sequences are passed over.
     int32_t block = 0;
   };
 
@@ -244,12 +244,12 @@ class Cache {
   absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<const Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, SequenceRef, std::less<>> sequences_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_set<uint64_t> closed_
-      ABSL_GUARDED_BY(mu_);  // Hashes of names, at most kClosedMax.
+  // Hashes of names, at most kClosedMax.
+  absl::flat_hash_set<uint64_t> closed_ ABSL_GUARDED_BY(mu_);
   std::deque<uint64_t> closed_order_ ABSL_GUARDED_BY(mu_);
   FramePool pool_ ABSL_GUARDED_BY(mu_);
-  std::deque<HostBlock> to_seal_ ABSL_GUARDED_BY(mu_);
-  std::deque<HostBlock> in_host_ ABSL_GUARDED_BY(mu_);
+  std::deque<QueuedBlock> to_seal_ ABSL_GUARDED_BY(mu_);  // In the order they became complete.
+  std::deque<QueuedBlock> in_host_ ABSL_GUARDED_BY(mu_);  // In the order they came there.
   uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t promised_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t metadata_bytes_ ABSL_GUARDED_BY(mu_) = 0;

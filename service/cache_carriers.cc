@@ -9,7 +9,7 @@ namespace ebbtide::service {
 std::optional<CarryPlan> Cache::PlanSeal() {
   const absl::MutexLock lock(&mu_);
   while (!to_seal_.empty()) {
-    const HostBlock next = to_seal_.front();
+    const QueuedBlock next = to_seal_.front();
     to_seal_.pop_front();
     SequenceRef sequence = next.sequence.lock();
     if (sequence == nullptr || sequence->facts.is_closed) continue;
@@ -53,7 +53,7 @@ bool Cache::CommitSeal(const CarryPlan& plan, std::optional<TierName> tier) {
 std::optional<CarryPlan> Cache::PlanMoveDown() {
   const absl::MutexLock lock(&mu_);
   while (!in_host_.empty()) {
-    const HostBlock oldest = in_host_.front();
+    const QueuedBlock oldest = in_host_.front();
     in_host_.pop_front();
     SequenceRef sequence = oldest.sequence.lock();
     if (sequence == nullptr || sequence->facts.is_closed) continue;

@@ -77,13 +77,12 @@ absl::StatusOr<SequenceDescription> Cache::Describe(const DescribeArgs& args) {
     const Block& block = facts.blocks[static_cast<size_t>(index / geometry.page_tokens)];
     const std::string_view why =
         ProtectionOf(sequence->policy.resolved, index, lane.length(), facts.sealable_end());
-    description.tokens.push_back(
-        {.index = static_cast<uint64_t>(index),
-         .position = facts.positions[static_cast<size_t>(index)],
-         .resident = lane.is_resident(index),
-         .tier = block.tier,
-         .score = memory.score[static_cast<size_t>(index)],
-         .why = why.empty() ? "score" : why});
+    description.tokens.push_back({.index = static_cast<uint64_t>(index),
+                                  .position = facts.positions[static_cast<size_t>(index)],
+                                  .resident = lane.is_resident(index),
+                                  .tier = block.tier,
+                                  .score = memory.score[static_cast<size_t>(index)],
+                                  .why = why.empty() ? "score" : why});
   }
   return description;
 }

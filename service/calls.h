@@ -117,11 +117,12 @@ struct PageBytes {
   std::vector<int64_t> positions;
 };
 
+// Tokens of lanes. One that is resident and has a copy below counts in both tiers.
 struct TokensByTier {
-  uint64_t device = 0;
+  uint64_t device = 0;  // Resident.
   uint64_t host = 0;
   uint64_t rocksdb = 0;
-  uint64_t open = 0;
+  uint64_t open = 0;  // Without a copy below.
 };
 
 struct SequenceSummary {

@@ -75,8 +75,7 @@ class Engine {
 
   // Closes sequences idle past their time-out; called now and then.
   virtual void CloseIdle() = 0;
-  // Waits until everything complete is sealed and tiers are within their watermarks, or `deadline`.
-  // Returns whether everything is.
+  // Waits until everything complete is sealed, or `deadline`; returns whether it is.
   virtual bool Settle(absl::Duration deadline) = 0;
   // Stops the process where the model contradicts itself.
   virtual void CheckInvariants() = 0;

@@ -16,9 +16,11 @@ namespace ebbtide::service {
 inline constexpr int32_t kNoSlot = -1;
 
 // A token is in one of three states:
+//
 //   resident  in a slot, attended
-//   leaving   demoted: no longer attended; its slot still holds its bytes, since no copy below is
-//   confirmed absent    demoted, without a slot
+//   leaving   demoted: not attended; its bytes stay in its slot until a copy below is confirmed
+//   absent    demoted, without a slot
+//
 // Thread-compatible: changed under the cache's lock only.
 class Lane {
  public:

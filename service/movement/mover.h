@@ -106,8 +106,8 @@ class Mover {
   mutable absl::Mutex mu_;
   std::string degraded_ ABSL_GUARDED_BY(mu_);
   RecordBuffer spare_ ABSL_GUARDED_BY(mu_);
-  std::vector<storage::BlockKey> owed_host_
-      ABSL_GUARDED_BY(mu_);  // Erasures that the tier did not take.
+  // Erasures that the tier did not take.
+  std::vector<storage::BlockKey> owed_host_ ABSL_GUARDED_BY(mu_);
   std::vector<storage::BlockKey> owed_rocksdb_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -15,6 +15,7 @@
 
 namespace ebbtide::service {
 
+// Those that score by attention, and so need queries, come last.
 enum class BaseScore : uint8_t { kStreaming, kKeyDiff, kH2o, kTova, kSnapKv };
 enum class ValueWeighting : uint8_t { kNone, kCaote, kFastCaote };
 
