@@ -42,8 +42,16 @@ class CudaStream final : public Stream {
     return reinterpret_cast<const T*>(twin.device);
   }
 
-  // Device memory for the next launch alone, holding anything. Launches of a stream follow each
-  // other, so all of them use the same.
+  // Zeros that launches may write to, from now until Wait.
+  template <class T>
+  absl::StatusOr<T*> UploadZeros(size_t count) {
+    EBBTIDE_ASSIGN_OR_RETURN(const Twin twin, TakeTwin(count * sizeof(T)));
+    std::memset(twin.host, 0, count * sizeof(T));
+    return reinterpret_cast<T*>(twin.device);
+  }
+
+  // Device memory for the next launch, and for those behind it until scratch is asked for again; it
+  // holds anything. Launches of a stream follow each other, so all of them use the same.
   template <class T>
   absl::StatusOr<T*> Scratch(size_t count) {
     EBBTIDE_ASSIGN_OR_RETURN(std::byte * memory, TakeScratch(count * sizeof(T)));

@@ -19,7 +19,9 @@
 
 #include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/damage.h"
 #include "gpu/kernels/gather.h"
+#include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
 #include "gpu/kernels/select.h"
@@ -31,10 +33,14 @@ class CudaStream;
 absl::Status AppendCuda(std::span<const AppendArgs> lanes, CudaStream& stream);
 absl::Status AttendCuda(std::span<const AttendArgs> lanes, CudaStream& stream);
 absl::Status AveragePoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
+absl::Status DamageCuda(std::span<const DamageArgs> lanes, CudaStream& stream);
+absl::Status FastDamageCuda(std::span<const DamageArgs> lanes, CudaStream& stream);
 absl::Status GatherCuda(std::span<const GatherArgs> lanes, CudaStream& stream);
+absl::Status KeyDiffCuda(std::span<const GeometryArgs> lanes, CudaStream& stream);
 absl::Status MassCuda(std::span<const MassArgs> lanes, CudaStream& stream);
 absl::Status MaxPoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
 absl::Status MergeCuda(std::span<const MergeArgs> lanes, CudaStream& stream);
+absl::Status WeightedValueCuda(std::span<const WeightedValueArgs> lanes, CudaStream& stream);
 
 struct SelectCudaArgs {
   SelectArgs select;

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/port.h"
+#include "gpu/shape.h"
 
 namespace ebbtide::gpu {
 
@@ -38,6 +39,21 @@ struct RowShape {
   // Where the chunk's elements of thread `part` start in the row.
   static __device__ __forceinline__ int First(int part, int chunk) {
     return (chunk * kThreads + part) * kChunkElements;
+  }
+
+  // The dimension of element `e` of a thread.
+  static __device__ __forceinline__ int DimOf(int part, int e) {
+    return First(part, e / kChunkElements) + e % kChunkElements;
+  }
+
+  // The thread's part of a row of f32, of which `head_dim` are there.
+  static __device__ __forceinline__ void LoadFloats(const float* row, int head_dim, int part,
+                                                    float (&wide)[kElements]) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      const int d = DimOf(part, e);
+      wide[e] = d < head_dim ? row[d] : 0.0F;
+    }
   }
 
   struct Raw {
@@ -78,6 +94,24 @@ struct RowShape {
     }
   }
 };
+
+// Calls use(RowShape<…>()) with the shape that rows of `head_dim` elements are read in.
+template <class T, class Use>
+auto WithRowShapeOf(int head_dim, Use use) {
+  constexpr int kChunkElements = 16 / static_cast<int>(sizeof(T));
+  constexpr int kChunksMax = kHeadDimMax / kChunkElements / 32;
+  const int chunks = head_dim / kChunkElements;
+  if (head_dim % kChunkElements != 0) return use(RowShape<T, 32, kChunksMax, true>());
+  if (chunks <= 8) return use(RowShape<T, 8, 1, false>());
+  if (chunks <= 16) return use(RowShape<T, 16, 1, false>());
+  if (chunks <= 32) return use(RowShape<T, 32, 1, false>());
+  return use(RowShape<T, 32, kChunksMax, false>());
+}
+template <class Use>
+auto WithRowShape(Dtype dtype, int head_dim, Use use) {
+  return dtype == Dtype::kF16 ? WithRowShapeOf<__half>(head_dim, use)
+                              : WithRowShapeOf<float>(head_dim, use);
+}
 
 // Copies a row by the 32 threads of a warp, 16 bytes at a time where its addresses allow it; zeros
 // where there is nothing to copy.

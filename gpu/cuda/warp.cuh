@@ -31,6 +31,10 @@ struct Larger {
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
+struct Lesser {
+  __device__ __forceinline__ int operator()(int a, int b) const { return min(a, b); }
+};
+
 // Sums each of values[0 .. kCount) over the kWidth neighbouring threads that share a row, halving
 // them at each exchange: kCount + log2(kWidth) shuffles where one by one would take kCount times
 // log2(kWidth). Afterwards thread `part` of the kWidth holds the sums from part * kCount / kWidth

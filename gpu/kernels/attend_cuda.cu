@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "gpu/cuda/kernels.h"
+#include "gpu/cuda/lanes.h"
 #include "gpu/cuda/launch.h"
 #include "gpu/cuda/rows.cuh"
+#include "gpu/cuda/splits.cuh"
 #include "gpu/cuda/warp.cuh"
 
 namespace ebbtide::gpu {
@@ -25,7 +27,6 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpThreads;
-constexpr int kSplitSlots = 256;  // Part of what makes answers repeat: changing it changes bits.
 constexpr int kInFlight = 4;      // Rows of K or V that a thread has asked for at once.
 constexpr int kMergeSplits = 32;  // Splits whose weights are computed together.
 
@@ -37,21 +38,13 @@ struct Lane {
   float* lse;
   float* logits;  // Null: not wanted.
   uint32_t rows, queries, slots;
-  uint32_t extents_end;
   int32_t head_dim;
   float scale;
 };
-struct PlacedExtent {
-  Extent extent;
-  uint32_t first_slot;
-};
-
 // What a block does: a tile of rows over one split.
 struct Item {
-  uint32_t lane;
+  Split split;
   uint32_t first_row;
-  uint32_t split, splits;  // Which of how many.
-  uint32_t first_extent;   // The one that holds the split's first slot.
   uint32_t tile;           // Its ticket.
   uint32_t first_partial;  // Of the tile's splits.
 };
@@ -60,7 +53,7 @@ struct View {
   const Lane* lanes;
   const PlacedExtent* extents;
   const Item* items;
-  uint32_t* tickets;  // [tile] how many splits are done
+  unsigned* tickets;  // [tile] how many splits are done
   float* outputs;     // [partial, rows, head_dim] not yet divided
   float2* peaks;      // [partial, rows] largest logit, and the mass relative to it
 };
@@ -81,7 +74,7 @@ struct Shared {
   bool is_last;
 };
 
-// Looks up where the split's slots lie, a warp for each extent.
+// Looks up where the split's slots lie that some row of the tile sees.
 template <class Shape, int kRows>
 __device__ void FindSlots(const View& view, const Lane& lane, const Item& item,
                           Shared<Shape, kRows>& shared) {
@@ -95,42 +88,15 @@ __device__ void FindSlots(const View& view, const Lane& lane, const Item& item,
   int32_t seen_up_to = shared.seen_up_to[0];
 #pragma unroll
   for (int r = 1; r < kRows; ++r) seen_up_to = max(seen_up_to, shared.seen_up_to[r]);
-  const auto split_first = static_cast<int>(item.split) * kSplitSlots;
   const size_t row_bytes = static_cast<size_t>(lane.head_dim) * sizeof(typename Shape::Type);
-  for (uint32_t e = item.first_extent + static_cast<uint32_t>(t / kWarpThreads);
-       e < lane.extents_end; e += kWarps) {
-    const PlacedExtent placed = view.extents[e];
-    const int first = static_cast<int>(placed.first_slot) - split_first;
-    if (first >= kSplitSlots) break;
-    for (int i = t % kWarpThreads; i < placed.extent.slots; i += kWarpThreads) {
-      if (first + i < 0 || first + i >= kSplitSlots) continue;
-      const int32_t index = placed.extent.index[i];
-      if (index == kNoToken || index > seen_up_to) continue;
-      shared.key[first + i] = placed.extent.key + static_cast<size_t>(i) * row_bytes;
-      shared.value[first + i] = placed.extent.value + static_cast<size_t>(i) * row_bytes;
-      shared.index[first + i] = index;
-    }
-  }
+  ForEachSlot(view.extents, item.split, [&](int s, const Extent& extent, int i) {
+    const int32_t index = extent.index[i];
+    if (index == kNoToken || index > seen_up_to) return;
+    shared.key[s] = extent.key + static_cast<size_t>(i) * row_bytes;
+    shared.value[s] = extent.value + static_cast<size_t>(i) * row_bytes;
+    shared.index[s] = index;
+  });
   __syncthreads();
-}
-
-// The thread's part of each query of the tile.
-template <class Shape, int kRows>
-__device__ __forceinline__ void LoadQueries(const Lane& lane, const Item& item, int part,
-                                            float (&query)[kRows][Shape::kElements]) {
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const uint32_t row = item.first_row + static_cast<uint32_t>(r);
-#pragma unroll
-    for (int e = 0; e < Shape::kElements; ++e) {
-      const int d = Shape::First(part, e / Shape::kChunkElements) + e % Shape::kChunkElements;
-      const bool is_there = row < lane.rows && d < lane.head_dim;
-      query[r][e] = is_there
-                        ? lane.query[static_cast<size_t>(row) * static_cast<size_t>(lane.head_dim) +
-                                     static_cast<size_t>(d)]
-                        : 0.0F;
-    }
-  }
 }
 
 // shared.weight := scale * query . key, or -inf where a row does not see a slot.
@@ -146,7 +112,12 @@ __device__ void Logits(const Lane& lane, const Item& item, Shared<Shape, kRows>&
   const int part = static_cast<int>(threadIdx.x) % kWidth;
   const int group = static_cast<int>(threadIdx.x) / kWidth;
   float query[kRows][Shape::kElements];
-  LoadQueries<Shape, kRows>(lane, item, part, query);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const size_t row = item.first_row + static_cast<size_t>(r);
+    Shape::LoadFloats(lane.query + row * static_cast<size_t>(lane.head_dim),
+                      row < lane.rows ? lane.head_dim : 0, part, query[r]);
+  }
   for (int base = 0; base < count; base += kGroups * kInFlight) {
     typename Shape::Raw raw[kInFlight];
 #pragma unroll
@@ -220,7 +191,7 @@ __device__ void Softmax(const View& view, const Lane& lane, const Item& item,
     float* const logits = lane.logits == nullptr || row >= lane.rows
                               ? nullptr
                               : lane.logits + static_cast<size_t>(row) * lane.slots +
-                                    static_cast<size_t>(item.split) * kSplitSlots;
+                                    static_cast<size_t>(item.split.number) * kSplitSlots;
     for (int s = t; s < count; s += kThreads) {
       const float logit = shared.weight[s * kRows + r];
       if (logits != nullptr) logits[s] = logit;
@@ -231,7 +202,8 @@ __device__ void Softmax(const View& view, const Lane& lane, const Item& item,
   }
   BlockJoin<kRows>(mass, shared.across, Plus{});
   if (t != 0) return;
-  float2* const peaks = view.peaks + static_cast<size_t>(item.first_partial + item.split) * kRows;
+  float2* const peaks =
+      view.peaks + static_cast<size_t>(item.first_partial + item.split.number) * kRows;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) peaks[r] = make_float2(peak[r], mass[r]);
 }
@@ -279,15 +251,15 @@ __device__ void Values(const View& view, const Lane& lane, const Item& item,
       for (int distance = kWidth; distance < kWarpThreads; distance *= 2) {
         output[r][e] += __shfl_xor_sync(kWholeWarp, output[r][e], distance);
       }
-      const int d = Shape::First(part, e / Shape::kChunkElements) + e % Shape::kChunkElements;
       if (t % kWarpThreads < kWidth) {
-        shared.output[(t / kWarpThreads * kRows + r) * kDim + d] = output[r][e];
+        shared.output[(t / kWarpThreads * kRows + r) * kDim + Shape::DimOf(part, e)] = output[r][e];
       }
     }
   }
   __syncthreads();
-  float* const partial = view.outputs + static_cast<size_t>(item.first_partial + item.split) *
-                                            static_cast<size_t>(kRows * lane.head_dim);
+  float* const partial =
+      view.outputs + static_cast<size_t>(item.first_partial + item.split.number) *
+                         static_cast<size_t>(kRows * lane.head_dim);
   for (int i = t; i < kRows * lane.head_dim; i += kThreads) {
     const int r = i / lane.head_dim;
     const int d = i % lane.head_dim;
@@ -308,7 +280,7 @@ template <class Shape, int kRows>
 __device__ void MergeMasses(const Lane& lane, const Item& item, const float2* peaks,
                             Shared<Shape, kRows>& shared) {
   const int t = static_cast<int>(threadIdx.x);
-  const auto splits = static_cast<int>(item.splits);
+  const auto splits = static_cast<int>(item.split.count);
   for (int r = t / kWarpThreads; r < kRows; r += kWarps) {
     float peak = -INFINITY;
     for (int x = t % kWarpThreads; x < splits; x += kWarpThreads) {
@@ -338,7 +310,7 @@ __device__ void MergeSplits(const View& view, const Lane& lane, const Item& item
                             Shared<Shape, kRows>& shared) {
   constexpr int kMine = (kRows * Shape::kHeadDimMax + kThreads - 1) / kThreads;
   const int t = static_cast<int>(threadIdx.x);
-  const auto splits = static_cast<int>(item.splits);
+  const auto splits = static_cast<int>(item.split.count);
   const int elements = kRows * lane.head_dim;
   const float2* const peaks = view.peaks + static_cast<size_t>(item.first_partial) * kRows;
   const float* const outputs =
@@ -381,22 +353,14 @@ template <class Shape, int kRows>
 __global__ void __launch_bounds__(kThreads, kRows == 8 ? 3 : 5) AttendSplits(const View view) {
   __shared__ Shared<Shape, kRows> shared;
   const Item item = view.items[blockIdx.x];
-  const Lane lane = view.lanes[item.lane];
-  const int left = static_cast<int>(lane.slots) - static_cast<int>(item.split) * kSplitSlots;
-  const int count = min(left, kSplitSlots);
+  const Lane lane = view.lanes[item.split.lane];
+  const int count = SlotsOf(item.split, lane.slots);
   FindSlots<Shape, kRows>(view, lane, item, shared);
   Logits<Shape, kRows>(lane, item, shared, count);
   __syncthreads();
   Softmax<Shape, kRows>(view, lane, item, shared, count);
   Values<Shape, kRows>(view, lane, item, shared, count);
-  __threadfence();  // The partial is there before the ticket says so.
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared.is_last = atomicAdd(view.tickets + item.tile, 1U) + 1 == item.splits;
-  }
-  __syncthreads();
-  if (!shared.is_last) return;
-  __threadfence();
+  if (!IsLastBlock(view.tickets + item.tile, item.split.count, &shared.is_last)) return;
   MergeSplits<Shape, kRows>(view, lane, item, shared);
 }
 
@@ -407,20 +371,6 @@ template <class Shape>
 Kernel ForRows(int rows) {
   if (rows == 1) return &AttendSplits<Shape, 1>;
   return rows == 4 ? &AttendSplits<Shape, 4> : &AttendSplits<Shape, 8>;
-}
-
-template <class T>
-Kernel ForHeadDim(int head_dim, int rows) {
-  constexpr int kChunkElements = 16 / static_cast<int>(sizeof(T));
-  constexpr int kChunksMax = kHeadDimMax / kChunkElements / kWarpThreads;
-  if (head_dim % kChunkElements != 0) {
-    return ForRows<RowShape<T, kWarpThreads, kChunksMax, true>>(rows);
-  }
-  const int chunks = head_dim / kChunkElements;
-  if (chunks <= 8) return ForRows<RowShape<T, 8, 1, false>>(rows);
-  if (chunks <= 16) return ForRows<RowShape<T, 16, 1, false>>(rows);
-  if (chunks <= 32) return ForRows<RowShape<T, 32, 1, false>>(rows);
-  return ForRows<RowShape<T, 32, kChunksMax, false>>(rows);
 }
 
 bool IsAligned(const void* address) {
@@ -435,21 +385,12 @@ class Lists {
 
   void Add(const AttendArgs& args) {
     const size_t row_bytes = static_cast<size_t>(head_dim_) * DtypeBytes(dtype_);
-    const auto lane = static_cast<uint32_t>(lanes_.size());
-    std::vector<uint32_t> first_extents;  // Of each split.
-    const auto first_extent = static_cast<uint32_t>(extents_.size());
-    uint32_t slots = 0;
     for (const Extent& extent : args.extents) {
-      if (extent.slots == 0) continue;
       EBBTIDE_CHECK(row_bytes % 16 != 0 || (IsAligned(extent.key) && IsAligned(extent.value)),
                     "attend: keys and values of an extent are 16-byte aligned");
-      const auto at = static_cast<uint32_t>(extents_.size());
-      extents_.push_back({extent, slots});
-      slots += static_cast<uint32_t>(extent.slots);
-      while (first_extents.size() * kSplitSlots < slots) first_extents.push_back(at);
     }
-    if (slots == 0)
-      first_extents.push_back(first_extent);  // Somebody must say that nothing is seen.
+    const auto lane = static_cast<uint32_t>(lanes_.size());
+    const LaneSplits placed = PlaceExtents(args.extents, extents_);
     const auto rows = static_cast<uint32_t>(args.lse.size());
     lanes_.push_back({.query = args.query.data(),
                       .query_index = args.query_index.data(),
@@ -458,51 +399,38 @@ class Lists {
                       .logits = args.logits.empty() ? nullptr : args.logits.data(),
                       .rows = rows,
                       .queries = static_cast<uint32_t>(args.queries),
-                      .slots = slots,
-                      .extents_end = static_cast<uint32_t>(extents_.size()),
+                      .slots = placed.slots,
                       .head_dim = head_dim_,
                       .scale = args.scale});
-    for (uint32_t row = 0; row < rows; row += tile_rows_) AddTile(lane, row, first_extents);
+    std::vector<Split> splits;
+    AddSplits(lane, placed, splits);
+    for (uint32_t row = 0; row < rows; row += tile_rows_) {
+      for (const Split& split : splits) items_.push_back({split, row, tiles_, partials_});
+      ++tiles_;
+      partials_ += static_cast<uint32_t>(splits.size());
+    }
   }
 
   absl::Status Run(CudaStream& stream) {
     if (items_.empty()) return absl::OkStatus();
-    const std::vector<uint32_t> zeros(tiles_, 0);
     View view = {};
     EBBTIDE_ASSIGN_OR_RETURN(view.lanes, stream.Upload(std::span<const Lane>(lanes_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.extents, stream.Upload(std::span<const PlacedExtent>(extents_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.items, stream.Upload(std::span<const Item>(items_)));
-    EBBTIDE_ASSIGN_OR_RETURN(const uint32_t* tickets,
-                             stream.Upload(std::span<const uint32_t>(zeros)));
-    view.tickets = const_cast<uint32_t*>(tickets);  // Ours alone: the launch's own copy.
+    EBBTIDE_ASSIGN_OR_RETURN(view.tickets, stream.UploadZeros<unsigned>(tiles_));
     const size_t rows = static_cast<size_t>(partials_) * tile_rows_;
     EBBTIDE_ASSIGN_OR_RETURN(view.outputs,
                              stream.Scratch<float>(rows * static_cast<size_t>(head_dim_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.peaks, stream.Scratch<float2>(rows));
-    const auto tile_rows = static_cast<int>(tile_rows_);
-    const Kernel kernel = dtype_ == Dtype::kF16 ? ForHeadDim<__half>(head_dim_, tile_rows)
-                                                : ForHeadDim<float>(head_dim_, tile_rows);
+    const Kernel kernel = WithRowShape(dtype_, head_dim_, [&](auto shape) {
+      return ForRows<decltype(shape)>(static_cast<int>(tile_rows_));
+    });
     return Launch(stream,
                   {.operation = "attend", .grid = GridOf(items_.size(), 1), .threads = kThreads},
                   kernel, view);
   }
 
  private:
-  void AddTile(uint32_t lane, uint32_t row, const std::vector<uint32_t>& first_extents) {
-    const auto splits = static_cast<uint32_t>(first_extents.size());
-    for (uint32_t split = 0; split < splits; ++split) {
-      items_.push_back({.lane = lane,
-                        .first_row = row,
-                        .split = split,
-                        .splits = splits,
-                        .first_extent = first_extents[split],
-                        .tile = tiles_,
-                        .first_partial = partials_});
-    }
-    ++tiles_;
-    partials_ += splits;
-  }
-
   Dtype dtype_;
   int head_dim_;
   uint32_t tile_rows_;
@@ -516,27 +444,14 @@ class Lists {
 }  // namespace
 
 absl::Status AttendCuda(std::span<const AttendArgs> lanes, CudaStream& stream) {
-  std::vector<const AttendArgs*> left;
-  for (const AttendArgs& args : lanes) {
-    CheckAttend(args);
-    left.push_back(&args);
-  }
-  while (!left.empty()) {  // Once, unless lanes of several models meet.
-    const Dtype dtype = left[0]->dtype;
-    const int head_dim = left[0]->head_dim;
-    const auto others = std::stable_partition(
-        left.begin(), left.end(),
-        [&](const AttendArgs* args) { return args->dtype == dtype && args->head_dim == head_dim; });
+  for (const AttendArgs& args : lanes) CheckAttend(args);
+  return ForEachShape(lanes, [&](std::span<const AttendArgs* const> group) {
     size_t rows = 0;
-    for (auto args = left.begin(); args != others; ++args) {
-      rows = std::max(rows, (*args)->lse.size());
-    }
-    Lists lists(dtype, head_dim, rows <= 1 ? 1 : rows <= 4 ? 4 : 8);
-    for (auto args = left.begin(); args != others; ++args) lists.Add(**args);
-    EBBTIDE_RETURN_IF_ERROR(lists.Run(stream));
-    left.erase(left.begin(), others);
-  }
-  return absl::OkStatus();
+    for (const AttendArgs* args : group) rows = std::max(rows, args->lse.size());
+    Lists lists(group[0]->dtype, group[0]->head_dim, rows <= 1 ? 1 : rows <= 4 ? 4 : 8);
+    for (const AttendArgs* args : group) lists.Add(*args);
+    return lists.Run(stream);
+  });
 }
 
 }  // namespace ebbtide::gpu

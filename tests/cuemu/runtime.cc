@@ -2,6 +2,7 @@
 
 #include "tests/cuemu/runtime.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -32,9 +33,9 @@ struct Event {
 struct Device {
   std::recursive_mutex mutex;  // Work that waits for an event runs another stream's.
   std::set<Stream*> streams;
-  std::map<void*, size_t> allocated;  // By cudaMalloc.
-  cudaError_t last = cudaSuccess;
-  bool is_broken = false;
+  std::map<void*, size_t> allocated;            // By cudaMalloc.
+  std::atomic<cudaError_t> last = cudaSuccess;  // Answered without the lock, which others hold.
+  std::atomic<bool> is_broken = false;
 };
 
 Device& TheDevice() {
@@ -101,7 +102,6 @@ void HealDevice() {
   TheDevice().last = cudaSuccess;
 }
 cudaError_t Answer(cudaError_t error) {
-  const std::lock_guard lock(TheDevice().mutex);
   if (error == cudaSuccess && TheDevice().is_broken) error = cudaErrorLaunchFailure;
   if (error != cudaSuccess) TheDevice().last = error;
   return error;
@@ -200,7 +200,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t cudaGetLastError() {
   const std::lock_guard lock(TheDevice().mutex);
-  return std::exchange(TheDevice().last, cudaSuccess);
+  return TheDevice().last.exchange(cudaSuccess);
 }
 const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -18,6 +19,7 @@
 #include "tests/support/random_seed.h"
 #include "tests/unit/gpu/on_cuda.h"
 #include "tests/unit/gpu/sample_lane.h"
+#include "tests/unit/gpu/scores_on_cuda.h"
 
 namespace ebbtide::gpu {
 namespace {
@@ -268,6 +270,53 @@ TEST_F(CudaLanesTest, SelectChoosesInEachLaneAsTheReferenceWhateverTheOrder) {
       leaving[i].resize(static_cast<size_t>(left[i]));
       EXPECT_EQ(leaving[i], SelectReference(lanes[i].select)) << i;
     }
+  }
+}
+
+TEST_F(CudaLanesTest, ScoresOfALaneAreTheSameBitsAloneAndInAnyCompanyAndOrder) {
+  std::mt19937_64 random(test::RandomSeed());
+  std::vector<std::unique_ptr<AttendCall>> calls;
+  std::vector<DamageArgs> damages;
+  std::vector<GeometryArgs> geometries;
+  std::vector<std::vector<float>> damage, score, damage_alone, score_alone;
+  damage.reserve(5);
+  score.reserve(5);
+  for (const auto& [dtype, slots, queries] : {std::tuple(Dtype::kF16, 900, 1),
+                                              {Dtype::kF32, 300, 3},
+                                              {Dtype::kF16, 1, 1},
+                                              {Dtype::kF16, 520, 5},
+                                              {Dtype::kF32, 256, 1}}) {
+    calls.push_back(std::make_unique<AttendCall>(dtype, 40, slots, queries, random));
+    AttendCall& call = *calls.back();
+    for (float& element : call.query) element *= slots > 500 ? 6.0F : 1.0F;  // Weights above 1/2.
+    AttendReference(call.Args());
+    damage.emplace_back(call.lane.slots(), -1.0F);
+    score.emplace_back(call.lane.slots(), -1.0F);
+    damages.push_back({.dtype = dtype,
+                       .head_dim = 40,
+                       .rows = static_cast<int>(call.lse.size()),
+                       .extents = call.lane.extents(),
+                       .logits = call.logits,
+                       .lse = call.lse,
+                       .centre = call.output,
+                       .damage = damage.back()});
+    geometries.push_back(
+        {.dtype = dtype, .head_dim = 40, .extents = call.lane.extents(), .score = score.back()});
+    DamageOnCuda(damages.back());
+    KeyDiffOnCuda(geometries.back());
+  }
+  damage_alone = damage;
+  score_alone = score;
+  for (const uint32_t seed : kSeeds) {
+    cuemu::SetSeed(seed);
+    for (std::vector<float>& each : damage) each.assign(each.size(), -1.0F);
+    for (std::vector<float>& each : score) each.assign(each.size(), -1.0F);
+
+    RunOnCuda<DamageArgs>(&DamageCuda, damages);
+    RunOnCuda<GeometryArgs>(&KeyDiffCuda, geometries);
+
+    EXPECT_EQ(damage, damage_alone) << "seed " << seed;
+    EXPECT_EQ(score, score_alone) << "seed " << seed;
   }
 }
 

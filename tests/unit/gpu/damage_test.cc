@@ -17,6 +17,7 @@
 #include "tests/support/random_seed.h"
 #include "tests/unit/gpu/implementation.h"
 #include "tests/unit/gpu/sample_lane.h"
+#include "tests/unit/gpu/scores_on_cuda.h"
 
 namespace ebbtide::gpu {
 namespace {
@@ -122,7 +123,9 @@ class DamageTest : public testing::TestWithParam<ImplementationCase> {
     return damage;
   }
 
-  void Run(const DamageArgs& args) { implementation_.Choose(DamageReference, DamageCpu)(args); }
+  void Run(const DamageArgs& args) {
+    implementation_.Choose(DamageReference, DamageCpu, DamageOnCuda)(args);
+  }
 
   Implementation implementation_{GetParam().name};
 
@@ -215,7 +218,8 @@ TEST_P(DamageTest, FastDamageFollowsItsFormulaAndStaysFinite) {
   question.Answer();
   std::vector<float> damage(10);
 
-  implementation_.Choose(FastDamageReference, FastDamageCpu)(question.Args(damage));
+  implementation_.Choose(FastDamageReference, FastDamageCpu,
+                         FastDamageOnCuda)(question.Args(damage));
 
   for (size_t s = 0; s < 10; ++s) {
     const double a = std::exp(static_cast<double>(question.logits[s]) - question.lse[0]);
@@ -244,12 +248,13 @@ TEST_P(DamageTest, WeightedValueIsTheSumOfValues) {
   }
   std::vector<float> output(2 * lane.dim(), 99.0F);
 
-  implementation_.Choose(WeightedValueReference, WeightedValueCpu)({.dtype = GetParam().dtype,
-                                                                    .head_dim = 20,
-                                                                    .rows = 2,
-                                                                    .extents = lane.extents(),
-                                                                    .weight = weight,
-                                                                    .output = output});
+  implementation_.Choose(WeightedValueReference, WeightedValueCpu,
+                         WeightedValueOnCuda)({.dtype = GetParam().dtype,
+                                               .head_dim = 20,
+                                               .rows = 2,
+                                               .extents = lane.extents(),
+                                               .weight = weight,
+                                               .output = output});
 
   for (size_t r = 0; r < 2; ++r) {
     for (size_t d = 0; d < lane.dim(); ++d) {
@@ -285,7 +290,8 @@ TEST_P(DamageTest, EveryTargetAgreesWithTheReferenceOnLongLanes) {
       FastDamageReference(question.Args(fast));
 
       const std::vector<float> tested = Damage(question);
-      implementation_.Choose(FastDamageReference, FastDamageCpu)(question.Args(tested_fast));
+      implementation_.Choose(FastDamageReference, FastDamageCpu,
+                             FastDamageOnCuda)(question.Args(tested_fast));
 
       for (size_t s = 0; s < lane.slots(); ++s) {
         EXPECT_NEAR(tested[s], exact[s], 1e-5 * exact[s] + 1e-30) << s;
@@ -310,7 +316,7 @@ TEST_P(DamageTest, RowThatSawNothingAddsNothing) {
   EXPECT_EQ(damage, Damage(both));
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, DamageTest, testing::ValuesIn(EveryImplementation()),
+INSTANTIATE_TEST_SUITE_P(Every, DamageTest, testing::ValuesIn(EveryImplementationAndCuda()),
                          ImplementationCaseName);
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "tests/support/random_seed.h"
 #include "tests/unit/gpu/implementation.h"
 #include "tests/unit/gpu/sample_lane.h"
+#include "tests/unit/gpu/scores_on_cuda.h"
 
 namespace ebbtide::gpu {
 namespace {
@@ -22,10 +23,11 @@ class GeometryTest : public testing::TestWithParam<ImplementationCase> {
  protected:
   std::vector<float> KeyDiff(const SampleLane& lane) {
     std::vector<float> score(lane.slots(), 99.0F);
-    implementation_.Choose(KeyDiffReference, KeyDiffCpu)({.dtype = lane.options().dtype,
-                                                          .head_dim = lane.options().head_dim,
-                                                          .extents = lane.extents(),
-                                                          .score = score});
+    implementation_.Choose(KeyDiffReference, KeyDiffCpu,
+                           KeyDiffOnCuda)({.dtype = lane.options().dtype,
+                                           .head_dim = lane.options().head_dim,
+                                           .extents = lane.extents(),
+                                           .score = score});
     return score;
   }
 
@@ -122,7 +124,7 @@ TEST_P(GeometryTest, EveryTargetAgreesWithTheReferenceOnALongLane) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, GeometryTest, testing::ValuesIn(EveryImplementation()),
+INSTANTIATE_TEST_SUITE_P(Every, GeometryTest, testing::ValuesIn(EveryImplementationAndCuda()),
                          ImplementationCaseName);
 
 }  // namespace

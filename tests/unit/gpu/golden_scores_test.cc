@@ -23,6 +23,7 @@
 #include "gpu/outward.h"
 #include "tests/unit/gpu/each_target.h"
 #include "tests/unit/gpu/golden.h"
+#include "tests/unit/gpu/scores_on_cuda.h"
 
 namespace ebbtide::gpu {
 namespace {
@@ -67,12 +68,13 @@ class GoldenScoreTest : public OnReferenceAndTarget {
   std::vector<float> Outputs(const Lane& lane, std::span<const float> weight) const {
     const size_t rows = weight.size() / lane.slots();
     std::vector<float> output(rows * lane.dim());
-    Choose(&WeightedValueReference, &WeightedValueCpu)({.dtype = Dtype::kF32,
-                                                        .head_dim = lane.head_dim,
-                                                        .rows = static_cast<int>(rows),
-                                                        .extents = lane.extents,
-                                                        .weight = weight,
-                                                        .output = output});
+    Choose(&WeightedValueReference, &WeightedValueCpu,
+           &WeightedValueOnCuda)({.dtype = Dtype::kF32,
+                                  .head_dim = lane.head_dim,
+                                  .rows = static_cast<int>(rows),
+                                  .extents = lane.extents,
+                                  .weight = weight,
+                                  .output = output});
     return output;
   }
 
@@ -82,8 +84,8 @@ class GoldenScoreTest : public OnReferenceAndTarget {
     for (float& w : weight) w = std::log(w);
     const std::vector<float> lse(weight.size() / lane.slots(), 0.0F);
     std::vector<float> damage(lane.slots());
-    const auto exact = Choose(&DamageReference, &DamageCpu);
-    (is_fast ? Choose(&FastDamageReference, &FastDamageCpu)
+    const auto exact = Choose(&DamageReference, &DamageCpu, &DamageOnCuda);
+    (is_fast ? Choose(&FastDamageReference, &FastDamageCpu, &FastDamageOnCuda)
              : exact)({.dtype = Dtype::kF32,
                        .head_dim = lane.head_dim,
                        .rows = static_cast<int>(lse.size()),
@@ -109,16 +111,16 @@ class GoldenScoreTest : public OnReferenceAndTarget {
     for (float& weight : rows) weight = std::log(weight);
     const std::vector<float> lse(rows.size() / slots, 0.0F);
     std::vector<double> mass(slots, 0.0);
-    Choose(&MassReference, &MassCpu)({.group = group,
-                                      .queries = static_cast<int>(lse.size()) / group,
-                                      .slots = static_cast<int>(slots),
-                                      .logits = rows,
-                                      .lse = lse,
-                                      .mass = mass});
+    Choose(&MassReference, &MassCpu, &MassOnCuda)({.group = group,
+                                                   .queries = static_cast<int>(lse.size()) / group,
+                                                   .slots = static_cast<int>(slots),
+                                                   .logits = rows,
+                                                   .lse = lse,
+                                                   .mass = mass});
     return {mass.begin(), mass.end()};
   }
 };
-INSTANTIATE_TEST_SUITE_P(Every, GoldenScoreTest, ReferenceAndEveryTarget(), TargetName);
+INSTANTIATE_TEST_SUITE_P(Every, GoldenScoreTest, ReferenceTargetsAndCuda(), TargetName);
 
 // |s - s*| <= 1e-5 |s*| + 1e-6 `additive`, where that is a |o - v| = s* (1 - a) <= s*.
 void ExpectScores(std::span<const float> score, std::span<const double> exact) {
@@ -146,7 +148,7 @@ TEST_P(GoldenScoreTest, KeyDiff) {
     const Lane lane(golden.inputs.at("K"));
     std::vector<float> score(lane.slots());
 
-    Choose(&KeyDiffReference, &KeyDiffCpu)(
+    Choose(&KeyDiffReference, &KeyDiffCpu, &KeyDiffOnCuda)(
         {.dtype = Dtype::kF32, .head_dim = lane.head_dim, .extents = lane.extents, .score = score});
 
     ExpectClose(score, golden.expect.at("score"), "score");
@@ -211,14 +213,14 @@ TEST_P(GoldenScoreTest, CaotePeaky) {
     }
     std::vector<float> damage(lane.slots());
 
-    Choose(&DamageReference, &DamageCpu)({.dtype = Dtype::kF32,
-                                          .head_dim = lane.head_dim,
-                                          .rows = 1,
-                                          .extents = lane.extents,
-                                          .logits = logits,
-                                          .lse = {&lse, 1},
-                                          .centre = Outputs(lane, weight),
-                                          .damage = damage});
+    Choose(&DamageReference, &DamageCpu, &DamageOnCuda)({.dtype = Dtype::kF32,
+                                                         .head_dim = lane.head_dim,
+                                                         .rows = 1,
+                                                         .extents = lane.extents,
+                                                         .logits = logits,
+                                                         .lse = {&lse, 1},
+                                                         .centre = Outputs(lane, weight),
+                                                         .damage = damage});
 
     const std::vector<double> exact = Doubles(golden.expect.at("score"));
     for (size_t s = 0; s < damage.size(); ++s) {
@@ -273,24 +275,25 @@ TEST_P(GoldenScoreTest, CaoteOnSnapKv) {
     std::vector<float> output(query.size());
     std::vector<float> lse(query.size() / keys.dim());
     std::vector<float> logits(lse.size() * keys.slots());
-    Choose(&AttendReference, &AttendCpu)({.dtype = Dtype::kF32,
-                                          .head_dim = keys.head_dim,
-                                          .group = shape[0],
-                                          .queries = shape[1],
-                                          .scale = 1 / std::sqrt(static_cast<float>(keys.head_dim)),
-                                          .extents = keys.extents,
-                                          .query = query,
-                                          .query_index = last,
-                                          .output = output,
-                                          .lse = lse,
-                                          .logits = logits});
+    Choose(&AttendReference, &AttendCpu,
+           &AttendOnCuda)({.dtype = Dtype::kF32,
+                           .head_dim = keys.head_dim,
+                           .group = shape[0],
+                           .queries = shape[1],
+                           .scale = 1 / std::sqrt(static_cast<float>(keys.head_dim)),
+                           .extents = keys.extents,
+                           .query = query,
+                           .query_index = last,
+                           .output = output,
+                           .lse = lse,
+                           .logits = logits});
     std::vector<double> mass(keys.slots(), 0.0);
-    Choose(&MassReference, &MassCpu)({.group = shape[0],
-                                      .queries = shape[1],
-                                      .slots = static_cast<int>(keys.slots()),
-                                      .logits = logits,
-                                      .lse = lse,
-                                      .mass = mass});
+    Choose(&MassReference, &MassCpu, &MassOnCuda)({.group = shape[0],
+                                                   .queries = shape[1],
+                                                   .slots = static_cast<int>(keys.slots()),
+                                                   .logits = logits,
+                                                   .lse = lse,
+                                                   .mass = mass});
     const std::vector<float> drawn(mass.begin(), mass.begin() + static_cast<ptrdiff_t>(prefix));
     std::vector<float> pooled(prefix);
     const bool is_average = golden.inputs.at("pool") == "avg";
@@ -352,15 +355,15 @@ TEST_P(GoldenScoreTest, CaotePages) {
                           .slots = static_cast<int>(std::min(page, values.slots() - first))};
       Partial& partial = pages.emplace_back();
       partial.output.resize(values.dim());
-      Choose(&AttendReference, &AttendCpu)({.dtype = Dtype::kF32,
-                                            .head_dim = values.head_dim,
-                                            .scale = 1,
-                                            .extents = {&extent, 1},
-                                            .query = query,
-                                            .query_index = {&last, 1},
-                                            .output = partial.output,
-                                            .lse = partial.lse,
-                                            .logits = {}});
+      Choose(&AttendReference, &AttendCpu, &AttendOnCuda)({.dtype = Dtype::kF32,
+                                                           .head_dim = values.head_dim,
+                                                           .scale = 1,
+                                                           .extents = {&extent, 1},
+                                                           .query = query,
+                                                           .query_index = {&last, 1},
+                                                           .output = partial.output,
+                                                           .lse = partial.lse,
+                                                           .logits = {}});
     }
 
     std::vector<float> score;
@@ -369,12 +372,12 @@ TEST_P(GoldenScoreTest, CaotePages) {
       Partial rest{std::vector<float>(values.dim()), {-INFINITY}};
       for (const Partial& other : pages) {
         if (&other == &lost) continue;
-        Choose(&MergeReference, &MergeCpu)({.rows = 1,
-                                            .head_dim = values.head_dim,
-                                            .part_output = other.output,
-                                            .part_lse = other.lse,
-                                            .output = rest.output,
-                                            .lse = rest.lse});
+        Choose(&MergeReference, &MergeCpu, &MergeOnCuda)({.rows = 1,
+                                                          .head_dim = values.head_dim,
+                                                          .part_output = other.output,
+                                                          .part_lse = other.lse,
+                                                          .output = rest.output,
+                                                          .lse = rest.lse});
       }
       const double weight = 1 / (1 + std::exp(static_cast<double>(rest.lse[0]) - lost.lse[0]));
       double squares = 0;
