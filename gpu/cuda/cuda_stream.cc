@@ -41,11 +41,11 @@ void CudaStream::FreeHost::operator()(std::byte* memory) const {
   (void)cudaFreeHost(memory);
 }
 
-absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Make() {
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Make(size_t scratch_bytes_max) {
   cudaStream_t handle = nullptr;
   EBBTIDE_RETURN_IF_ERROR(
       CudaStatus("stream", cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)));
-  return std::unique_ptr<CudaStream>(new CudaStream(handle));
+  return std::unique_ptr<CudaStream>(new CudaStream(handle, scratch_bytes_max));
 }
 
 CudaStream::~CudaStream() {

@@ -25,8 +25,14 @@ namespace ebbtide::gpu {
 // Thread-compatible. Destroying it waits.
 class CudaStream final : public Stream {
  public:
+  // 2,048 lanes of 4,096 slots, 4 rows and d = 128 take 67 MB.
+  static constexpr size_t kScratchBytesMax = size_t{256} << 20;
+
+  // Operations that would need more than `scratch_bytes_max` for all lanes at once take several
+  // launches.
   //   kUnavailable  there is no device, or it failed
-  static absl::StatusOr<std::unique_ptr<CudaStream>> Make();
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Make(
+      size_t scratch_bytes_max = kScratchBytesMax);
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -61,6 +67,7 @@ class CudaStream final : public Stream {
   // For gpu/cuda/launch.h: before a launch, and after.
   absl::Status CarryUploads();
   void ReuseScratch() { scratch_used_ = 0; }
+  size_t scratch_bytes_max() const { return scratch_bytes_max_; }
   cudaStream_t handle() const { return handle_; }
 
  private:
@@ -85,11 +92,13 @@ class CudaStream final : public Stream {
     std::byte* device;
   };
 
-  explicit CudaStream(cudaStream_t handle) : handle_(handle) {}
+  CudaStream(cudaStream_t handle, size_t scratch_bytes_max)
+      : handle_(handle), scratch_bytes_max_(scratch_bytes_max) {}
   absl::StatusOr<Twin> TakeTwin(size_t bytes);
   absl::StatusOr<std::byte*> TakeScratch(size_t bytes);
 
   cudaStream_t handle_;
+  size_t scratch_bytes_max_;
   std::vector<Staging> staging_;  // Lists fill the last one.
   DeviceMemory scratch_;
   size_t scratch_bytes_ = 0;

@@ -380,8 +380,12 @@ bool IsAligned(const void* address) {
 // The lists of one launch: lanes that share dtype and head_dim.
 class Lists {
  public:
-  Lists(Dtype dtype, int head_dim, int tile_rows)
-      : dtype_(dtype), head_dim_(head_dim), tile_rows_(static_cast<uint32_t>(tile_rows)) {}
+  Lists(Dtype dtype, int head_dim, int tile_rows, size_t scratch_bytes_max)
+      : dtype_(dtype),
+        head_dim_(head_dim),
+        tile_rows_(static_cast<uint32_t>(tile_rows)),
+        partials_max_(scratch_bytes_max / (sizeof(float) * static_cast<size_t>(tile_rows) *
+                                           static_cast<size_t>(head_dim))) {}
 
   void Add(const AttendArgs& args) {
     const size_t row_bytes = static_cast<size_t>(head_dim_) * DtypeBytes(dtype_);
@@ -405,29 +409,44 @@ class Lists {
     std::vector<Split> splits;
     AddSplits(lane, placed, splits);
     for (uint32_t row = 0; row < rows; row += tile_rows_) {
+      if (partials_ > 0 && partials_ + splits.size() > partials_max_) CloseLaunch();
       for (const Split& split : splits) items_.push_back({split, row, tiles_, partials_});
       ++tiles_;
       partials_ += static_cast<uint32_t>(splits.size());
     }
   }
 
+  // What follows goes into another launch, which uses the same scratch.
+  void CloseLaunch() {
+    most_partials_ = std::max(most_partials_, partials_);
+    partials_ = 0;
+    launch_ends_.push_back(items_.size());
+  }
+
   absl::Status Run(CudaStream& stream) {
     if (items_.empty()) return absl::OkStatus();
+    CloseLaunch();
     View view = {};
     EBBTIDE_ASSIGN_OR_RETURN(view.lanes, stream.Upload(std::span<const Lane>(lanes_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.extents, stream.Upload(std::span<const PlacedExtent>(extents_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.items, stream.Upload(std::span<const Item>(items_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.tickets, stream.UploadZeros<unsigned>(tiles_));
-    const size_t rows = static_cast<size_t>(partials_) * tile_rows_;
+    const size_t rows = static_cast<size_t>(most_partials_) * tile_rows_;
     EBBTIDE_ASSIGN_OR_RETURN(view.outputs,
                              stream.Scratch<float>(rows * static_cast<size_t>(head_dim_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.peaks, stream.Scratch<float2>(rows));
     const Kernel kernel = WithRowShape(dtype_, head_dim_, [&](auto shape) {
       return ForRows<decltype(shape)>(static_cast<int>(tile_rows_));
     });
-    return Launch(stream,
-                  {.operation = "attend", .grid = GridOf(items_.size(), 1), .threads = kThreads},
-                  kernel, view);
+    size_t begin = 0;
+    for (const size_t end : launch_ends_) {  // One, unless scratch is short.
+      const LaunchShape shape = {
+          .operation = "attend", .grid = GridOf(end - begin, 1), .threads = kThreads};
+      EBBTIDE_RETURN_IF_ERROR(Launch(stream, shape, kernel, view));
+      view.items += end - begin;
+      begin = end;
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -438,7 +457,10 @@ class Lists {
   std::vector<PlacedExtent> extents_;
   std::vector<Item> items_;
   uint32_t tiles_ = 0;
-  uint32_t partials_ = 0;
+  size_t partials_max_;
+  uint32_t partials_ = 0;  // Of the launch that is filled.
+  uint32_t most_partials_ = 0;
+  std::vector<size_t> launch_ends_;  // In items.
 };
 
 }  // namespace
@@ -448,7 +470,11 @@ absl::Status AttendCuda(std::span<const AttendArgs> lanes, CudaStream& stream) {
   return ForEachShape(lanes, [&](std::span<const AttendArgs* const> group) {
     size_t rows = 0;
     for (const AttendArgs* args : group) rows = std::max(rows, args->lse.size());
-    Lists lists(group[0]->dtype, group[0]->head_dim, rows <= 1 ? 1 : rows <= 4 ? 4 : 8);
+    Lists lists(group[0]->dtype, group[0]->head_dim,
+                rows <= 1   ? 1
+                : rows <= 4 ? 4
+                            : 8,
+                stream.scratch_bytes_max());
     for (const AttendArgs* args : group) lists.Add(*args);
     return lists.Run(stream);
   });

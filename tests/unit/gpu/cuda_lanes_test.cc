@@ -105,6 +105,26 @@ TEST_F(CudaLanesTest, AttendGivesALaneTheSameBitsAloneAndInAnyCompanyAndOrder) {
   }
 }
 
+TEST_F(CudaLanesTest, AttendTakesSeveralLaunchesWhereScratchIsShort) {
+  std::mt19937_64 random(test::RandomSeed());
+  AttendCall one(Dtype::kF16, 32, 600, 9, random);  // 18 rows: 3 tiles of 3 splits each.
+  AttendCall two(Dtype::kF16, 32, 300, 1, random);
+  const std::vector<AttendArgs> lanes = {one.Args(), two.Args()};
+  RunOnCuda<AttendArgs>(&AttendCuda, lanes);
+  const std::vector<float> output_one = one.output;
+  const std::vector<float> output_two = two.output;
+  const auto stream = CudaStream::Make(4 * 8 * 32 * 4);  // Bytes of four partials.
+  ASSERT_TRUE(stream.ok());
+  one.output.assign(one.output.size(), -1.0F);
+  two.output.assign(two.output.size(), -1.0F);
+
+  ASSERT_TRUE(AttendCuda(lanes, **stream).ok());
+  ASSERT_TRUE((*stream)->Wait().ok());
+
+  EXPECT_EQ(one.output, output_one);
+  EXPECT_EQ(two.output, output_two);
+}
+
 template <class T>
 std::vector<T> RandomNumbers(size_t count, std::mt19937_64& random) {
   std::normal_distribution<double> normal;
