@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -53,8 +55,11 @@ std::string DefaultTarget() {
   if (const char* socket = std::getenv("EBBTIDE_SOCKET"); socket != nullptr && *socket != '\0') {
     return socket;
   }
+  // As the daemon (service/config/surroundings.cc): a folder that is not there is none.
   // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets it while we run
-  if (const char* run = std::getenv("XDG_RUNTIME_DIR"); run != nullptr && *run != '\0') {
+  const char* run = std::getenv("XDG_RUNTIME_DIR");
+  std::error_code error;
+  if (run != nullptr && *run == '/' && std::filesystem::is_directory(run, error)) {
     return absl::StrFormat("unix:%s/ebbtide.sock", run);
   }
   return absl::StrFormat("unix:/tmp/ebbtide-%u/ebbtide.sock", geteuid());

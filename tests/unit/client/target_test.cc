@@ -13,6 +13,7 @@
 
 #include "ebbtide/client.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace ebbtide::client {
 namespace {
@@ -65,17 +66,23 @@ TEST(DefaultTargetTest, TheVariableWinsOverTheRunFolder) {
 }
 
 TEST(DefaultTargetTest, AnEmptyVariableIsNone) {
+  const test::TempFolder folder;
   const ScopedEnv socket("EBBTIDE_SOCKET", "");
-  const ScopedEnv run("XDG_RUNTIME_DIR", "/run/user/7");
+  const ScopedEnv run("XDG_RUNTIME_DIR", folder.path().c_str());
 
-  EXPECT_EQ(DefaultTarget(), "unix:/run/user/7/ebbtide.sock");
+  EXPECT_EQ(DefaultTarget(), "unix:" + folder.path().string() + "/ebbtide.sock");
 }
 
+// The daemon listens there too, or the two would miss each other.
 TEST(DefaultTargetTest, WithoutARunFolderTheUsersOwnUnderTmpIsTaken) {
   const ScopedEnv socket("EBBTIDE_SOCKET", nullptr);
-  const ScopedEnv run("XDG_RUNTIME_DIR", nullptr);
+  const test::TempFolder folder;
+  const std::string gone = (folder.path() / "gone").string();
+  for (const char* value : {static_cast<const char*>(nullptr), "", ".", gone.c_str()}) {
+    const ScopedEnv run("XDG_RUNTIME_DIR", value);
 
-  EXPECT_EQ(DefaultTarget(), "unix:/tmp/ebbtide-" + std::to_string(geteuid()) + "/ebbtide.sock");
+    EXPECT_EQ(DefaultTarget(), "unix:/tmp/ebbtide-" + std::to_string(geteuid()) + "/ebbtide.sock");
+  }
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ struct ClientOptions {
 };
 
 // Where a daemon that was told nothing listens: $EBBTIDE_SOCKET, else
-// unix:$XDG_RUNTIME_DIR/ebbtide.sock, else unix:/tmp/ebbtide-<uid>/ebbtide.sock.
+// unix:$XDG_RUNTIME_DIR/ebbtide.sock where that folder is there, else
+// unix:/tmp/ebbtide-<uid>/ebbtide.sock.
 std::string DefaultTarget();
 
 // Thread-safe, movable. Every call has a deadline. A call whose answer was lost is sent again, same
