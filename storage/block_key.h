@@ -14,7 +14,7 @@ namespace ebbtide::storage {
 struct BlockKey {
   uint64_t sequence = 0;    // The daemon's number of the sequence.
   uint32_t block = 0;       // Block number: first index / page tokens.
-  uint32_t generation = 0;  // Rises each time the block is sealed anew after a truncation.
+  uint32_t generation = 0;  // Rises each time the block is sealed anew; 0 until one can be.
 
   friend auto operator<=>(const BlockKey&, const BlockKey&) = default;
   template <typename H>

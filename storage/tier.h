@@ -46,7 +46,7 @@ struct TierUsage {
   uint64_t budget_bytes = 0;
   uint64_t used_bytes = 0;  // Everything the tier takes: records, index, head-room, garbage.
   uint64_t blocks = 0;
-  uint64_t corrupt_pages = 0;
+  uint64_t corrupt_pages = 0;  // Reads that found one; a page counts each time.
 };
 
 // Thread-safe. Calls block; the mover (service/movement/) owns the waiting.

@@ -68,7 +68,7 @@ struct ReplayReport {
 
 Json ToJson(const ReplayReport& report);
 
-// One column per run. The last lines say what the numbers are.
+// One column per run.
 std::string RenderReport(const ReplayReport& report);
 
 }  // namespace ebbtide::cli

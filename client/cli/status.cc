@@ -69,7 +69,7 @@ std::vector<std::string> Complaints(const client::Stats& stats) {
     }
     if (tier.corrupt_pages > 0) {
       complaints.push_back(absl::StrFormat(
-          "%s tier: %s pages failed their checksum and are lost; see `ebbctl sequences`", name,
+          "%s tier: %s reads of pages failed their checksum; answers left those pages out", name,
           FormatCount(tier.corrupt_pages)));
     }
   }

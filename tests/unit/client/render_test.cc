@@ -147,7 +147,7 @@ TEST(StatusVerbTest, ADegradedTierAndLostPagesAreComplaints) {
                                        .degraded_why = "disk full"}}};
 
   EXPECT_THAT(Complaints(stats), ElementsAre("rocksdb tier is degraded: disk full",
-                                             HasSubstr("2 pages failed their checksum")));
+                                             HasSubstr("2 reads of pages failed their checksum")));
 }
 
 TEST(StatusVerbTest, RefusalsAreNamedByReason) {

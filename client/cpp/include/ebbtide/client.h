@@ -45,6 +45,7 @@ std::string DefaultTarget();
 //   kUnavailable       UNREACHABLE: nobody answers; names the endpoint and the fix
 //   kDeadlineExceeded  time ran out; the call may or may not have been carried out, repeat it
 //   kAborted           DAEMON_RESTARTED: a sequence of an earlier run of the daemon
+//   kResourceExhausted MESSAGE_TOO_LARGE: the call passes the daemon's longest message
 // and the daemon's own, code and reason as they came (ErrorReason).
 class Client {
  public:

@@ -31,9 +31,7 @@ std::string_view DtypeName(Dtype dtype);  // "f32", "f16"
 std::string_view TierName(Tier tier);     // "device", "host", "rocksdb"
 
 // The stable UPPER_SNAKE reason of an error that the daemon or this library answered, or "".
-//   DAEMON_RESTARTED  the daemon that held the sequence is gone; open it again and prefill
-//   UNREACHABLE       nobody answers at the endpoint
-// All others: proto/ebbtide/v1/cache.proto.
+// docs/errors.md lists them.
 std::string ErrorReason(const absl::Status& status);
 
 // Somebody's dense array: row-major, little-endian. Looks, never owns.
