@@ -51,9 +51,9 @@ std::string ModelName(const Trace& trace) {
 
 class Run {
  public:
-  Run(const client::Client& client, const Score& score, const RunSpec& spec,
+  Run(const client::Client& client, const ReplaySource& source, const RunSpec& spec,
       const std::function<absl::Status(uint64_t)>& progress)
-      : client_(client), score_(score), spec_(spec), progress_(progress) {}
+      : client_(client), source_(source), spec_(spec), progress_(progress) {}
 
   absl::StatusOr<RunReport> Play() {
     const absl::Duration start = SteadyClock().SinceStart();
@@ -70,7 +70,7 @@ class Run {
  private:
   absl::StatusOr<client::Sequence> Open() {
     EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client_.GetServerInfo());
-    const Trace& trace = score_.trace;
+    const Trace& trace = source_.trace;
     const client::Model model = {.name = ModelName(trace), .geometry = trace.geometry()};
     EBBTIDE_ASSIGN_OR_RETURN(const client::RegisteredModel registered,
                              client_.RegisterModel(model));
@@ -96,7 +96,7 @@ class Run {
                .protected_tokens = opened.protected_tokens};
     target_ = TargetOf(opened.recall);
     if (!target_.has_value()) target_ = spec_.target;
-    const Trace& trace = score_.trace;
+    const Trace& trace = source_.trace;
     for (uint64_t first = 0; first < trace.prompt_length; first += chunk_) {
       const uint64_t count = std::min<uint64_t>(chunk_, trace.prompt_length - first);
       EBBTIDE_RETURN_IF_ERROR(Step(sequence, client::Phase::kPrefill, first, count));
@@ -111,7 +111,7 @@ class Run {
   // All layers' calls for tokens first … first + count - 1.
   absl::Status Step(const client::Sequence& sequence, client::Phase phase, uint64_t first,
                     uint64_t count) {
-    const Trace& trace = score_.trace;
+    const Trace& trace = source_.trace;
     absl::Duration spent;
     for (uint32_t i = 0; i < trace.layers.size(); ++i) {
       const TraceLayer& layer = trace.layers[i];
@@ -138,7 +138,7 @@ class Run {
   absl::Status Weigh(uint32_t layer, client::Phase phase, uint64_t first, uint64_t count,
                      const client::AttendResult& result) {
     EBBTIDE_ASSIGN_OR_RETURN(const std::vector<TokenVerdict> verdicts,
-                             Judge(score_.truths[layer], first, count, result));
+                             Judge(source_.truths[layer], first, count, result));
     for (const TokenVerdict& verdict : verdicts) {
       report_.certificate_violations += verdict.error_violations + verdict.mass_violations;
       if (phase == client::Phase::kPrefill) {
@@ -182,10 +182,10 @@ class Run {
     EBBTIDE_ASSIGN_OR_RETURN(
         const client::SequenceDescription description,
         client_.DescribeSequence({.sequence = sequence.name(), .with_lanes = true}));
-    if (description.summary.committed != score_.trace.tokens) {
+    if (description.summary.committed != source_.trace.tokens) {
       return absl::FailedPreconditionError(
           absl::StrFormat("sequence \"%s\" holds %u tokens, the trace has %u", sequence.name(),
-                          description.summary.committed, score_.trace.tokens));
+                          description.summary.committed, source_.trace.tokens));
     }
     report_.tokens = description.summary.tokens;
     for (const client::LaneDescription& lane : description.lanes) report_.demotions += lane.demoted;
@@ -197,7 +197,8 @@ class Run {
   }
 
   absl::Status CheckBytes(const client::Sequence& sequence) {
-    EBBTIDE_ASSIGN_OR_RETURN(ByteCheck check, CheckEveryByte(score_.trace, sequence, page_tokens_));
+    EBBTIDE_ASSIGN_OR_RETURN(ByteCheck check,
+                             CheckEveryByte(source_.trace, sequence, page_tokens_));
     for (const std::string& complaint : check.complaints) {
       absl::FPrintF(stderr, "%s: %s\n", spec_.policy, complaint);
     }
@@ -213,7 +214,7 @@ class Run {
     report_.certified_rel_error = Summarise(std::move(certified_));
     report_.prefill_rel_error = Summarise(std::move(prefill_errors_));
     report_.bound_over_error_p50 = Summarise(std::move(bound_over_error_)).p50;
-    const auto answers = static_cast<double>(step_seconds_.size() * score_.trace.layers.size());
+    const auto answers = static_cast<double>(step_seconds_.size() * source_.trace.layers.size());
     if (target_.has_value() && answers > 0) {
       report_.answers_above_target = static_cast<double>(above_target_) / answers;
     }
@@ -228,7 +229,7 @@ class Run {
   }
 
   const client::Client& client_;
-  const Score& score_;
+  const ReplaySource& source_;
   const RunSpec& spec_;
   const std::function<absl::Status(uint64_t)>& progress_;
   uint32_t page_tokens_ = 0;
@@ -261,10 +262,10 @@ std::optional<double> TargetOf(const std::string& recall) {
   return std::nullopt;
 }
 
-absl::StatusOr<RunReport> Play(const client::Client& client, const Score& score,
+absl::StatusOr<RunReport> Play(const client::Client& client, const ReplaySource& source,
                                const RunSpec& spec,
                                const std::function<absl::Status(uint64_t)>& progress) {
-  return Run(client, score, spec, progress).Play();
+  return Run(client, source, spec, progress).Play();
 }
 
 }  // namespace ebbtide::cli

@@ -31,17 +31,17 @@ struct RunSpec {
   std::optional<double> target = {};
 };
 
-// A trace, and the truth of each of its layers.
-struct Score {
+// What a run plays: a trace, and the truth of each of its layers.
+struct ReplaySource {
   const Trace& trace;
   const std::vector<LayerTruth>& truths;
 };
 
-// Plays `score` once, in a sequence of its own that is closed at the end, whatever happened.
+// Plays `source` once, in a sequence of its own that is closed at the end, whatever happened.
 // `progress` hears the tokens played so far and may stop the run by an error.
 //   kFailedPrecondition  the daemon answered less than the whole trace
 // and the daemon's own codes.
-absl::StatusOr<RunReport> Play(const client::Client& client, const Score& score,
+absl::StatusOr<RunReport> Play(const client::Client& client, const ReplaySource& source,
                                const RunSpec& spec,
                                const std::function<absl::Status(uint64_t)>& progress);
 

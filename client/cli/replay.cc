@@ -147,19 +147,20 @@ absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace) {
   return truths;
 }
 
-absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client, const Score& score,
+absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client,
+                                                const ReplaySource& source,
                                                 const std::vector<RunSpec>& specs) {
   std::vector<RunReport> runs;
   for (const RunSpec& spec : specs) {
     Progress progress = StderrProgress(
         absl::StrFormat("run %u of %u, %s%s", runs.size() + 1, specs.size(), spec.policy,
                         spec.recall.empty() ? "" : ", recall " + spec.recall),
-        score.trace.tokens);
+        source.trace.tokens);
     const auto advance = [&](uint64_t tokens) {
       progress.Update(tokens);
       return CheckInterrupted();
     };
-    EBBTIDE_ASSIGN_OR_RETURN(RunReport run, Play(client, score, spec, advance));
+    EBBTIDE_ASSIGN_OR_RETURN(RunReport run, Play(client, source, spec, advance));
     runs.push_back(std::move(run));
   }
   return runs;

@@ -46,7 +46,8 @@ absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace);
 ReplayReport DescribeReplay(const Trace& trace, const std::string& path);
 
 // Plays every run of `specs` in turn, with a progress line.
-absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client, const Score& score,
+absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client,
+                                                const ReplaySource& source,
                                                 const std::vector<RunSpec>& specs);
 
 absl::StatusOr<bool> RunReplay(const Common& common, const ReplayArgs& args);
