@@ -103,7 +103,7 @@ std::string JsonString(std::string_view text) {
 std::string JsonBody(LogLevel level, std::string_view event,
                      std::initializer_list<LogField> fields) {
   std::string body =
-      fmt::format(R"("level":"{}","event":{})", NameOf(level).name, JsonString(event));
+      fmt::format(R"("level":"{}","event":{})", LogLevelName(level), JsonString(event));
   for (const LogField& field : fields) {
     body += fmt::format(",{}:{}", JsonString(field.name()),
                         field.is_literal() ? field.text() : JsonString(field.text()));
@@ -114,7 +114,7 @@ std::string JsonBody(LogLevel level, std::string_view event,
 // One event is one line, whatever a value holds.
 std::string TextBody(LogLevel level, std::string_view event,
                      std::initializer_list<LogField> fields) {
-  std::string body = fmt::format("{:5} {}", NameOf(level).name, event);
+  std::string body = fmt::format("{:5} {}", LogLevelName(level), event);
   for (const LogField& field : fields) {
     const bool needs_quotes =
         field.text().empty() || field.text().find_first_of(" \"=\\\n\r\t") != std::string::npos;
@@ -125,6 +125,10 @@ std::string TextBody(LogLevel level, std::string_view event,
 }
 
 }  // namespace
+
+std::string_view LogLevelName(LogLevel level) {
+  return NameOf(level).name;
+}
 
 absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text) {
   for (const LevelName& level : kLevels) {

@@ -22,6 +22,7 @@ enum class LogLevel : uint8_t { kDebug, kInfo, kWarn, kError };
 enum class LogForm : uint8_t { kText, kJson };
 
 // "debug", "info", "warn", "error".
+std::string_view LogLevelName(LogLevel level);
 //   kInvalidArgument  any other word
 absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text);
 

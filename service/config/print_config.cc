@@ -2,6 +2,8 @@
 //
 // A Config as YAML, field by field in the order of its schema, so that a field can't be forgotten.
 
+#include <iterator>
+
 #include "absl/strings/str_format.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
@@ -27,20 +29,6 @@ std::string ExactSize(uint64_t bytes) {
   return absl::StrFormat("%d%s", bytes, kUnits[unit]);
 }
 
-const char* LevelName(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarn:
-      return "warn";
-    case LogLevel::kError:
-      return "error";
-  }
-  return "info";
-}
-
 uint64_t ToMilliseconds(absl::Duration duration) {
   return static_cast<uint64_t>(absl::ToInt64Milliseconds(duration));
 }
@@ -50,7 +38,7 @@ v1::Config ToProto(const Config& config) {
   v1::Config::Server& server = *proto.mutable_server();
   server.set_listen(FormatListen(config.server.listen));
   server.set_threads(config.server.threads);
-  server.set_log_level(LevelName(config.server.log_level));
+  server.set_log_level(std::string(LogLevelName(config.server.log_level)));
   server.set_message_bytes_max(config.server.message_bytes_max);
   server.set_socket_mode(absl::StrFormat("%04o", config.server.listen.socket_mode));
   server.set_calls_in_flight_max(config.server.calls_in_flight_max);

@@ -4,19 +4,13 @@
 
 #include <iterator>
 
+#include "base/bytes.h"
 #include "base/status_macros.h"
 
 namespace ebbtide::service {
-namespace {
-
-uint64_t Rounded(uint64_t bytes) {
-  return (bytes + FramePool::kAlignment - 1) / FramePool::kAlignment * FramePool::kAlignment;
-}
-
-}  // namespace
 
 std::optional<uint64_t> FramePool::Reserve(uint64_t bytes) {
-  bytes = Rounded(bytes);
+  bytes = RoundUp(bytes, kAlignment);
   auto best = free_.end();
   for (auto run = free_.begin(); run != free_.end(); ++run) {
     if (run->second >= bytes && (best == free_.end() || run->second < best->second)) best = run;
@@ -32,7 +26,7 @@ std::optional<uint64_t> FramePool::Reserve(uint64_t bytes) {
 }
 
 void FramePool::Release(uint64_t offset, uint64_t bytes) {
-  bytes = Rounded(bytes);
+  bytes = RoundUp(bytes, kAlignment);
   auto [run, inserted] = free_.emplace(offset, bytes);
   EBBTIDE_CHECK(inserted && used_bytes_ >= bytes, "a run is given back once");
   used_bytes_ -= bytes;

@@ -35,9 +35,7 @@ grpc::Status CacheService::RegisterModel(grpc::ServerContext* context,
   return Answer(*context, *request, *response, [&]() -> absl::Status {
     EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("model", request->model())));
     const std::string& weights = request->weights_fingerprint();
-    if (!weights.empty()) {
-      EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("weights_fingerprint", weights)));
-    }
+    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckText("weights_fingerprint", weights)));
     const absl::StatusOr<Geometry> asked = ReadGeometry(request->geometry());
     EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(asked.status()));
     EBBTIDE_ASSIGN_OR_RETURN(const Geometry geometry,

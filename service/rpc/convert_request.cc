@@ -28,11 +28,6 @@ bool IsPrintable(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-// Policies, modes and fingerprints: may be empty.
-absl::Status CheckText(std::string_view what, std::string_view text) {
-  return text.empty() ? absl::OkStatus() : CheckName(what, text);
-}
-
 absl::StatusOr<gpu::Dtype> ReadDtype(std::string_view what, v1::Dtype dtype) {
   switch (dtype) {
     case v1::DTYPE_F32:
@@ -221,6 +216,10 @@ absl::Status CheckName(std::string_view what, std::string_view name) {
                                    absl::CHexEscape(absl::string_view(name.data(), name.size()))));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckText(std::string_view what, std::string_view text) {
+  return text.empty() ? absl::OkStatus() : CheckName(what, text);
 }
 
 absl::StatusOr<Geometry> ReadGeometry(const v1::Geometry& message) {

@@ -29,6 +29,8 @@ inline constexpr uint32_t kListPageSizeMax = 1000;
 
 // 1 to 256 bytes of printable ASCII. `what` names the field in the message.
 absl::Status CheckName(std::string_view what, std::string_view name);
+// The same, or nothing: policies, modes and fingerprints.
+absl::Status CheckText(std::string_view what, std::string_view text);
 
 // With its defaults filled in. Limits are left to Geometry::Validate.
 absl::StatusOr<Geometry> ReadGeometry(const v1::Geometry& message);
