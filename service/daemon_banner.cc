@@ -24,7 +24,7 @@ const char* NameOf(TierName tier) {
 }
 
 std::string NextCommand(const BannerFacts& facts) {
-  return facts.is_default_target ? "ebbctl demo"
+  return facts.is_default_target ? "ebbctl status"
                                  : absl::StrFormat("ebbctl --socket %s status", facts.target);
 }
 
