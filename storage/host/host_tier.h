@@ -41,8 +41,6 @@ class HostTier final : public Tier {
   TierUsage Usage() const override;
   uint64_t CostBytes(uint64_t record_bytes) const override;
 
-  const ShmArena& arena() const { return pool_->arena(); }
-
  private:
   class Record;
 

@@ -80,9 +80,8 @@ RocksdbTier::RocksdbTier(const RocksdbTierOptions& options, std::unique_ptr<Tier
                          std::unique_ptr<BlockIndex> index)
     : io_(options.io),
       folder_(std::move(folder)),
-      segment_bytes_max_(SegmentBytes(options.budget_bytes)),
       budget_(options.budget_bytes),
-      slots_(*folder_, {.segment_bytes_max = segment_bytes_max_,
+      slots_(*folder_, {.segment_bytes_max = SegmentBytes(options.budget_bytes),
                         .calls = options.calls != nullptr ? *options.calls : SystemFileCalls(),
                         .budget = budget_}),
       index_(std::move(index)) {

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -89,7 +88,6 @@ class RocksdbTier final : public Tier {
   // fixed after construction
   ParallelFor* const io_;
   const std::unique_ptr<TierFolder> folder_;
-  const uint64_t segment_bytes_max_;
 
   // synchronised by itself
   ByteBudget budget_;

@@ -9,7 +9,6 @@
 
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,8 +28,6 @@ class DaemonProcess {
   ~DaemonProcess();  // Kills it where it still runs.
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
-
-  pid_t pid() const { return pid_; }
 
   // The next line of its standard output; "" once it ends, or after thirty seconds.
   std::string ReadLine();
