@@ -13,9 +13,8 @@
 
 namespace ebbtide::service {
 
-//   kInvalidArgument  neither form, a path that is relative or too long for a socket, a host that
-//   is
-//                     not loopback, a port out of range
+//   kInvalidArgument  neither form, a path that is relative or too long for a socket, a host
+//                     that is not loopback, a port out of range
 absl::StatusOr<ListenConfig> ParseListen(std::string_view text);
 
 std::string FormatListen(const ListenConfig& listen);

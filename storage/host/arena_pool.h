@@ -2,7 +2,7 @@
 //
 // Extents of the host arena, charged to a budget. Freed extents stay warm (they keep their memory)
 // up to a limit, since writing warm memory runs at memcpy's rate and taking new memory at a third
-// of it. Memory held, warm or charged, never passes the budget.
+// of it (tier_bench, SealToHost). Memory held, warm or charged, never passes the budget.
 
 #pragma once
 

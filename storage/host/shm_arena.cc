@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -79,7 +78,7 @@ absl::Status ShmArena::Fill(const Extent& extent, std::span<const std::byte> byt
     return absl::OkStatus();
   }
   // Writing through the descriptor skips the kernel's zeroing and a fault for each 4 KiB: twice the
-  // rate of touching new pages (docs/decisions/0003-slot-files.md has the numbers).
+  // rate of touching new pages (2.6 against 1.3 GB/s of a thread's time, EPYC, Linux 6).
   uint64_t done = 0;
   while (done < bytes.size()) {
     const ssize_t written = pwrite(fd_, bytes.data() + done, bytes.size() - done,

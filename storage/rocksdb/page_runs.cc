@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
+#include "storage/block_record.h"
+
 namespace ebbtide::storage {
 
 std::vector<PageRun> PlanPageRuns(std::span<const ByteRange> wanted) {

@@ -10,8 +10,6 @@
 #include <span>
 #include <vector>
 
-#include "storage/block_record.h"
-
 namespace ebbtide::storage {
 
 struct ByteRange {
@@ -30,7 +28,7 @@ struct PageRun {
 };
 
 // A gap is read and thrown away where that costs less than another read would: a read of 4 KiB
-// takes as long as some 64 KiB at the disk's rate (docs/decisions/0003-slot-files.md).
+// takes as long as some 64 KiB at the disk's rate (O_DIRECT, virtual disk: 44 us, 1 MiB 604 us).
 inline constexpr uint64_t kReadThroughBytes = uint64_t{64} << 10;
 inline constexpr uint64_t kRunBytesMax = uint64_t{1} << 20;  // Longer only where one page is.
 

@@ -3,8 +3,8 @@
 // Matchers for absl::Status and absl::StatusOr. There is deliberately none for "some error": a test
 // names the code.
 //
-//   EXPECT_THAT(tier.Write(blocks), StatusIs(absl::StatusCode::kResourceExhausted,
-//   HasSubstr("free"))); ASSERT_OK_AND_ASSIGN(const uint64_t bytes, ParseBytes("4MiB"));
+//   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("free")));
+//   ASSERT_OK_AND_ASSIGN(const uint64_t bytes, ParseBytes("4MiB"));
 
 #pragma once
 
