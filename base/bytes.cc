@@ -3,7 +3,6 @@
 #include "base/bytes.h"
 
 #include <array>
-#include <limits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"

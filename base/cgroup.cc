@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/strings/numbers.h"

@@ -11,7 +11,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <string>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"

@@ -8,10 +8,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"

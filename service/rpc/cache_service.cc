@@ -2,8 +2,6 @@
 
 #include "service/rpc/cache_service.h"
 
-#include <utility>
-
 #include "absl/strings/str_format.h"
 
 #include "base/bytes.h"

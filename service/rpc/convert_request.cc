@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"

@@ -19,7 +19,6 @@
 #include "ebbtide/v1/cache.pb.h"
 #include "ebbtide/v1/stats.pb.h"
 #include "service/calls.h"
-#include "service/engine.h"
 
 namespace ebbtide::service {
 

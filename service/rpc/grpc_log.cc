@@ -5,7 +5,6 @@
 #include <grpc/support/log.h>
 
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -25,7 +24,6 @@
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
 
-#include "base/log.h"
 #include "base/status_macros.h"
 #include "service/config/listen.h"
 #include "service/rpc/socket_claim.h"

@@ -2,7 +2,6 @@
 
 #include "service/rpc/stats_service.h"
 
-#include <string>
 #include <vector>
 
 #include "base/status_macros.h"

@@ -7,9 +7,7 @@
 
 #include <cstddef>
 #include <cstdlib>
-#include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"

@@ -8,10 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <random>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/clock.h"

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <optional>
 #include <random>
-#include <string>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"

@@ -9,13 +9,11 @@
 
 #include "gpu/kernels/codes.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "benchmark/benchmark.h"

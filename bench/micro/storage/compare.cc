@@ -8,7 +8,6 @@
 #include <chrono>
 #include <ctime>
 #include <numeric>
-#include <utility>
 
 namespace ebbtide::bench {
 namespace {

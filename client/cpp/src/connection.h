@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 #include "client/cpp/src/retry.h"
 #include "ebbtide/client.h"

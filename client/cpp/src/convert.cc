@@ -4,7 +4,6 @@
 
 #include "client/cpp/src/convert.h"
 
-#include <string_view>
 #include <utility>
 
 #include "client/cpp/src/connection.h"

@@ -10,7 +10,6 @@
 
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
