@@ -63,7 +63,7 @@ def _list(root):
 def _walk(root):
     for folder, folders, files in os.walk(root):
         if folder == root:
-            folders[:] = [f for f in folders if f not in ("build", ".git", ".ccache", ".venv")]
+            folders[:] = [f for f in folders if f not in ("build", ".git", ".ccache", "venv")]
         for file in files:
             yield os.path.relpath(os.path.join(folder, file), root)
 
