@@ -14,7 +14,7 @@ namespace ebbtide::service {
 struct ServerFacts {
   std::string version;
   std::string boot_id;  // 32 hex digits, drawn at start.
-  std::string backend;  // "cpu (avx3, 2 threads)"
+  std::string backend;  // "cpu (avx512)"
   bool simulated_device = true;
   std::vector<std::string> transports;
   uint64_t message_bytes_max = 0;
