@@ -48,7 +48,9 @@ absl::StatusOr<Geometry> Cache::RegisterModel(std::string_view name, const Geome
                                               std::string_view weights) {
   EBBTIDE_RETURN_IF_ERROR(geometry.Validate());
   const uint64_t fingerprint = ModelFingerprint(name, weights, geometry);
-  EBBTIDE_RETURN_IF_ERROR(geometry.record(fingerprint).Validate());
+  if (absl::Status record = geometry.record(fingerprint).Validate(); !record.ok()) {
+    return Refuse(record.code(), "GEOMETRY_INVALID", std::string(record.message()));
+  }
 
   const absl::MutexLock lock(&mu_);
   auto& model = models_[std::string(name)];
@@ -314,12 +316,11 @@ absl::StatusOr<Ticket> Cache::Begin(const SequenceRef& sequence, const BeginArgs
   Layer& layer = facts.layers[args.layer];
   *lengths = {static_cast<uint64_t>(layer.length), static_cast<uint64_t>(facts.committed)};
   if (layer.in_flight) return InFlight(facts, absl::StrCat("layer ", args.layer, " called"));
-  if (args.first_index + static_cast<uint64_t>(std::max(args.tokens, args.queries)) >
-      static_cast<uint64_t>(kSequenceTokensMax)) {
-    return Refuse(
-        absl::StatusCode::kInvalidArgument, "SEQUENCE_TOO_LONG",
-        absl::StrCat("tokens up to ", args.first_index, " + ", std::max(args.tokens, args.queries),
-                     "; a sequence holds at most ", kSequenceTokensMax));
+  const int32_t count = std::max(args.tokens, args.queries);
+  if (args.first_index > static_cast<uint64_t>(kSequenceTokensMax - count)) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "SEQUENCE_TOO_LONG",
+                  absl::StrCat("tokens up to ", args.first_index, " + ", count,
+                               "; a sequence holds at most ", kSequenceTokensMax));
   }
   Ticket ticket{.sequence = sequence,
                 .layer = static_cast<int>(args.layer),

@@ -18,6 +18,21 @@
 namespace ebbtide::service {
 namespace {
 
+// Of a page's positions and what surrounds it in an answer, about.
+constexpr uint64_t kPositionBytes = 10;
+constexpr uint64_t kPageFrameBytes = 64;
+
+absl::Status CheckPagesFit(const Geometry& geometry, uint64_t pages, uint64_t answer_bytes_max) {
+  const uint64_t page_bytes = geometry.page_shape().page_bytes() + kPageFrameBytes +
+                              static_cast<uint64_t>(geometry.page_tokens) * kPositionBytes;
+  const uint64_t pages_max = answer_bytes_max / page_bytes;
+  if (pages <= pages_max) return absl::OkStatus();
+  return Refuse(absl::StatusCode::kResourceExhausted, "ANSWER_TOO_LARGE",
+                absl::StrCat(pages, " pages would make about ", pages * page_bytes,
+                             " B, over the limit of ", answer_bytes_max,
+                             " B for a message; ask for at most ", pages_max, " pages per call"));
+}
+
 class PlainEngine final : public Engine {
  public:
   PlainEngine(const EngineOptions& options, const EngineParts& parts, gpu::DeviceBuffer pool,
@@ -152,6 +167,7 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
                                " of them; the lane has ", pages));
   }
   const uint64_t count = args.page_count == 0 ? pages - args.first_page : args.page_count;
+  EBBTIDE_RETURN_IF_ERROR(CheckPagesFit(geometry, count, args.answer_bytes_max));
   const auto head = static_cast<int>(args.kv_head);
   std::vector<PageBytes> answers;
   EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(parts_.backend));

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -48,6 +50,7 @@ struct ReadPagesArgs {
   uint32_t kv_head = 0;
   uint64_t first_page = 0;
   uint64_t page_count = 0;  // 0: to the end.
+  uint64_t answer_bytes_max = std::numeric_limits<uint64_t>::max();
 };
 
 // Thread-safe.

@@ -113,12 +113,14 @@ grpc::Status CacheService::ReadPages(grpc::ServerContext* context,
                                      v1::ReadPagesResponse* response) {
   return Answer(*context, *request, *response, [&]() -> absl::Status {
     EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
-    EBBTIDE_ASSIGN_OR_RETURN(const std::vector<PageBytes> pages,
-                             parts_.engine.ReadPages({.sequence = request->sequence(),
-                                                      .layer = request->layer(),
-                                                      .kv_head = request->kv_head(),
-                                                      .first_page = request->first_page(),
-                                                      .page_count = request->page_count()}));
+    EBBTIDE_ASSIGN_OR_RETURN(
+        const std::vector<PageBytes> pages,
+        parts_.engine.ReadPages({.sequence = request->sequence(),
+                                 .layer = request->layer(),
+                                 .kv_head = request->kv_head(),
+                                 .first_page = request->first_page(),
+                                 .page_count = request->page_count(),
+                                 .answer_bytes_max = parts_.facts.message_bytes_max}));
     for (const PageBytes& page : pages) {
       WritePage(page, *response->add_pages());
     }
