@@ -184,32 +184,5 @@ TEST(ServiceSimulationTest, PromisesHoldUnderAnyOrderAndAnyFault) {
   EXPECT_GT(pages_recalled, 0U) << "recall was never given its time";
 }
 
-// Two engines get the same calls; one carries at once, the other late and in bursts.
-TEST(ServiceSimulationTest, VictimsDoNotDependOnTiming) {
-  ForEachSeed(10, [](uint64_t seed) {
-    std::mt19937_64 random(seed);
-    SteppedExecutor prompt_carriers;
-    SteppedExecutor late_carriers;
-    EngineStand prompt({.carriers = &prompt_carriers});
-    EngineStand late({.carriers = &late_carriers});
-    service::OpenArgs args{.policy = kPolicies[seed % std::size(kPolicies)],
-                           .recall = "exact",
-                           .budget_tokens = 48,
-                           .chunk_tokens = 128};
-    SequenceOracle a(prompt.engine(), "a", seed, args);
-    SequenceOracle b(late.engine(), "a", seed, args);
-    ASSERT_TRUE(a.Open() && b.Open());
-    for (int step = 0; step < 40; ++step) {
-      const auto count = static_cast<int32_t>(random() % 2 == 0 ? 1 : 1 + random() % 20);
-      const service::Phase phase = count == 1 ? service::Phase::kDecode : service::Phase::kPrefill;
-      ASSERT_TRUE(a.Step(count, phase, absl::ZeroDuration()));
-      prompt_carriers.RunAll();
-      while (!b.Step(count, phase, absl::ZeroDuration())) ASSERT_TRUE(late_carriers.RunNext());
-      if (random() % 8 == 0) late_carriers.RunAll();
-      ASSERT_EQ(a.Residents(), b.Residents()) << "step " << step;
-    }
-  });
-}
-
 }  // namespace
 }  // namespace ebbtide::test
