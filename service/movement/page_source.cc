@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "gpu/kernels/codes.h"
+#include "gpu/kernels/digest.h"
 #include "gpu/kernels/gather.h"
 
 namespace ebbtide::service {
@@ -90,12 +92,24 @@ void PageSource::FetchFromSlots(PageRequest& request) {
   const std::span<std::byte> page = Stage(memory.shape.page_bytes());
   const gpu::GatherArgs gather{
       .shape = memory.shape, .key_slot = slots.keys, .value_slot = slots.values, .page = page};
-  request.part = storage::PagePart::kExact;
   request.tier = TierName::kDevice;
   request.state = FetchState::kUnavailable;
   if (!device_.Run(std::span(&gather, 1)).ok()) return;
-  request.bytes = page;
+  request.bytes =
+      request.part == storage::PagePart::kExact ? page : Encode(memory.shape, page, request.part);
   request.state = FetchState::kOk;
+}
+
+// The part as the block's record will hold it.
+std::span<const std::byte> PageSource::Encode(const gpu::PageShape& shape,
+                                              std::span<const std::byte> page,
+                                              storage::PagePart part) {
+  std::vector<std::byte> digest(gpu::DigestBytes(shape.head_dim));
+  const std::span<std::byte> coarse = Stage(gpu::CoarseBytes(shape));
+  const std::span<std::byte> fine = Stage(gpu::FineBytes(shape));
+  gpu::DigestCpu({.shape = shape, .tokens = shape.tokens, .page = page, .digest = digest});
+  gpu::EncodeCpu({.shape = shape, .page = page, .digest = digest, .coarse = coarse, .fine = fine});
+  return part == storage::PagePart::kCoarse ? coarse : fine;
 }
 
 // The block's record in place, pinned until the next fetch; null where the host tier lacks it.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Brings parts of absent pages within reach of a kernel: in place where the host tier keeps them,
-// staged from the RocksDB tier, gathered from slots where no copy below is confirmed yet. Every
+// staged from the RocksDB tier, gathered from slots where no copy below is confirmed yet: the same
+// bytes wherever the page lies, so that when it is sealed changes no answer and no victim. Every
 // part is checked before it is handed out. Tested by tests/unit/service/page_source_test.cc.
 
 #pragma once
@@ -28,7 +29,7 @@ enum class FetchState : uint8_t { kOk, kMissing, kCorrupt, kUnavailable };
 struct PageRequest {
   int kv_head = 0;
   int32_t page = 0;
-  storage::PagePart part = storage::PagePart::kExact;  // kExact afterwards where from slots.
+  storage::PagePart part = storage::PagePart::kExact;
   // Out:
   std::span<const std::byte> bytes = {};  // Valid until the next Fetch; empty unless kOk.
   TierName tier = TierName::kHost;        // kDevice: gathered from slots.
@@ -72,6 +73,8 @@ class PageSource {
 
   const PinnedBlock* Pinned(int32_t block);
   void FetchFromSlots(PageRequest& request);
+  std::span<const std::byte> Encode(const gpu::PageShape& shape, std::span<const std::byte> page,
+                                    storage::PagePart part);
   bool FetchInPlace(PageRequest& request);
   bool FindPart(const PinnedBlock& block, PageRequest& request) const;
   void FetchStaged(std::span<PageRequest*> requests);
