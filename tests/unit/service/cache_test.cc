@@ -5,11 +5,13 @@
 #include "service/cache.h"
 
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "service/reason.h"
 #include "tests/support/engine_stand.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/status_matchers.h"
@@ -17,7 +19,9 @@
 namespace ebbtide::service {
 namespace {
 
+using test::StatusIs;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr LowerRoom kPlenty = {.record_bytes = 1 << 20, .below_records = 1 << 20};
@@ -124,6 +128,33 @@ TEST_F(CacheTest, TruncateWithinABlockGivesNothingBack) {
 
   ASSERT_OK(truncated.status());
   EXPECT_EQ(truncated->metadata_bytes, 0U);
+  cache_.CheckInvariants();
+}
+
+TEST_F(CacheTest, ModelWhoseRecordsWouldBeTooLargeIsRefusedWithItsReason) {
+  Geometry geometry = test::SmallGeometry();
+  geometry.layers = kLayersMax;
+  geometry.kv_heads = geometry.query_heads = kKvHeadsMax;
+
+  const auto refused = cache_.RegisterModel("large", geometry, "");
+
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is 1048576")));
+  EXPECT_EQ(ReasonOf(refused.status()), "GEOMETRY_INVALID");
+}
+
+TEST_F(CacheTest, IndicesThatWrapAroundAreBeyondTheLongestSequence) {
+  Append(0, 20);
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("holds at most"));
+  constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+  const auto sequence = cache_.Find("a");
+  ASSERT_OK(sequence.status());
+  for (const uint64_t first : {kMax, kMax - 3, kMax / 2 + 1, uint64_t{kSequenceTokensMax} - 7}) {
+    Lengths lengths;
+    BeginArgs args{.first_index = first, .queries = 8};
+    EXPECT_THAT(cache_.Begin(*sequence, args, &lengths), refused) << first;
+    args.tokens = 8;
+    EXPECT_THAT(cache_.Begin(*sequence, args, &lengths), refused) << first;
+  }
   cache_.CheckInvariants();
 }
 
