@@ -36,7 +36,12 @@ void AppendCpu(const AppendArgs& args);
 // Stops the process where a span disagrees with the shape.
 void CheckAppend(const AppendArgs& args);
 
-// Where the first element that is NaN or infinite stands in `elements`, or -1.
-ptrdiff_t FindNotFinite(Dtype dtype, std::span<const std::byte> elements);
+// A product of a key and a query stays finite in f32 for elements up to here: 256 channels of 2^96
+// under a scale of at most 2^20 (service/model/geometry.h) are 2^124.
+inline constexpr float kMagnitudeMax = 0x1p48F;
+
+// Where the first element that is NaN, or beyond kMagnitudeMax either way, stands in `elements`, or
+// -1.
+ptrdiff_t FindTooLarge(Dtype dtype, std::span<const std::byte> elements);
 
 }  // namespace ebbtide::gpu

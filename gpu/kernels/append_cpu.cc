@@ -10,6 +10,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -60,11 +61,10 @@ void AppendF16(const AppendArgs& args) {
   AppendRows<hwy::float16_t>(args);
 }
 
-// How many elements from the start are known to be finite: all, or those before the first group of
-// vectors that holds one that is not. An element is finite iff, its sign apart, it is below
-// infinity as an unsigned number.
+// How many elements from the start are known to be small enough: all, or those before the first
+// group of vectors that holds one that is not. Signs apart, floats compare as unsigned numbers.
 template <class T>
-HWY_INLINE size_t FinitePrefix(const std::byte* elements, size_t count, T infinity) {
+HWY_INLINE size_t SmallPrefix(const std::byte* elements, size_t count, T limit) {
   const hn::ScalableTag<T> d;
   constexpr size_t kGroup = 8;
   const size_t lanes = hn::Lanes(d);
@@ -76,16 +76,16 @@ HWY_INLINE size_t FinitePrefix(const std::byte* elements, size_t count, T infini
       const auto* from = reinterpret_cast<const T*>(elements + (i + v * lanes) * sizeof(T));
       largest = hn::Max(largest, hn::And(hn::LoadU(d, from), magnitude));
     }
-    if (!hn::AllTrue(d, hn::Lt(largest, hn::Set(d, infinity)))) return i;
+    if (!hn::AllTrue(d, hn::Lt(largest, hn::Set(d, limit)))) return i;
   }
   return i;
 }
 
-size_t FinitePrefixF32(const std::byte* elements, size_t count) {
-  return FinitePrefix<uint32_t>(elements, count, 0x7F800000U);
+size_t SmallPrefixF32(const std::byte* elements, size_t count) {
+  return SmallPrefix<uint32_t>(elements, count, std::bit_cast<uint32_t>(kMagnitudeMax) + 1);
 }
-size_t FinitePrefixF16(const std::byte* elements, size_t count) {
-  return FinitePrefix<uint16_t>(elements, count, 0x7C00U);
+size_t SmallPrefixF16(const std::byte* elements, size_t count) {
+  return SmallPrefix<uint16_t>(elements, count, 0x7C00U);  // All but infinities and NaNs.
 }
 
 }  // namespace HWY_NAMESPACE
@@ -98,8 +98,8 @@ namespace {
 
 HWY_EXPORT(AppendF32);
 HWY_EXPORT(AppendF16);
-HWY_EXPORT(FinitePrefixF32);
-HWY_EXPORT(FinitePrefixF16);
+HWY_EXPORT(SmallPrefixF32);
+HWY_EXPORT(SmallPrefixF16);
 
 }  // namespace
 
@@ -112,14 +112,14 @@ void AppendCpu(const AppendArgs& args) {
   }
 }
 
-ptrdiff_t FindNotFinite(Dtype dtype, std::span<const std::byte> elements) {
+ptrdiff_t FindTooLarge(Dtype dtype, std::span<const std::byte> elements) {
   const size_t count = elements.size() / DtypeBytes(dtype);
-  const size_t finite = dtype == Dtype::kF32
-                            ? HWY_DYNAMIC_DISPATCH(FinitePrefixF32)(elements.data(), count)
-                            : HWY_DYNAMIC_DISPATCH(FinitePrefixF16)(elements.data(), count);
-  for (size_t i = finite; i < count; ++i) {  // The rest of one group, or the tail.
+  const size_t small = dtype == Dtype::kF32
+                           ? HWY_DYNAMIC_DISPATCH(SmallPrefixF32)(elements.data(), count)
+                           : HWY_DYNAMIC_DISPATCH(SmallPrefixF16)(elements.data(), count);
+  for (size_t i = small; i < count; ++i) {  // The rest of one group, or the tail.
     const auto element = ElementAt(dtype, elements.data() + i * DtypeBytes(dtype), 0);
-    if (!std::isfinite(element)) return static_cast<ptrdiff_t>(i);
+    if (!(std::fabs(element) <= kMagnitudeMax)) return static_cast<ptrdiff_t>(i);
   }
   return -1;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -49,14 +50,20 @@ absl::Status CheckTensor(const TensorView& tensor, const Wanted& wanted) {
                  absl::StrCat(std::string(wanted.name), " has ", tensor.bytes.size(),
                               " bytes of data; its shape and dtype need ", bytes));
   }
-  const ptrdiff_t wrong = gpu::FindNotFinite(tensor.dtype, tensor.bytes);
+  const ptrdiff_t wrong = gpu::FindTooLarge(tensor.dtype, tensor.bytes);
   if (wrong < 0) return absl::OkStatus();
   const auto element = static_cast<size_t>(wrong);
-  return Wrong(
-      "NOT_FINITE",
-      absl::StrCat(std::string(wanted.name), " holds NaN or infinity at [", element / row, ", ",
-                   element % row / static_cast<size_t>(wanted.head_dim), ", ",
-                   element % static_cast<size_t>(wanted.head_dim), "]; nothing was appended"));
+  const float value = gpu::ElementAt(tensor.dtype, tensor.bytes.data(), static_cast<int>(element));
+  const std::string place = absl::StrCat(
+      " at [", element / row, ", ", element % row / static_cast<size_t>(wanted.head_dim), ", ",
+      element % static_cast<size_t>(wanted.head_dim), "]; nothing was appended");
+  if (!std::isfinite(value)) {
+    return Wrong("NOT_FINITE",
+                 absl::StrCat(std::string(wanted.name), " holds NaN or infinity", place));
+  }
+  return Wrong("VALUE_TOO_LARGE",
+               absl::StrCat(std::string(wanted.name), " holds ", value, ", beyond ",
+                            gpu::kMagnitudeMax, " of either sign,", place));
 }
 
 absl::Status CheckCount(const OpenedSequence& sequence, const StepCall& call, int32_t tokens) {

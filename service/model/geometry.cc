@@ -2,7 +2,6 @@
 
 #include "service/model/geometry.h"
 
-#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -52,8 +51,8 @@ absl::Status Geometry::Validate() const {
   if (page_tokens != 16 && page_tokens != 32 && page_tokens != 64) {
     return OutOfRange("page_tokens", page_tokens, "16, 32 or 64");
   }
-  if (!std::isfinite(scale) || scale <= 0) {
-    return OutOfRange("scale", scale, "finite and above 0 (0 on the wire: 1 / sqrt(head_dim))");
+  if (!(scale >= 1 / kScaleMax && scale <= kScaleMax)) {
+    return OutOfRange("scale", scale, "2^-20 to 2^20 (0 on the wire: 1 / sqrt(head_dim))");
   }
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@ namespace ebbtide::service {
 
 inline constexpr int kLayersMax = 1024;
 inline constexpr int kKvHeadsMax = 1024;
+inline constexpr float kScaleMax = 0x1p20F;         // And the least is its inverse.
 inline constexpr int kChunkTokensMax = 512;         // Tokens per item of a call.
 inline constexpr int kSequenceTokensMax = 1 << 24;  // Indices are int32; 16 Mi tokens leave room.
 

@@ -158,42 +158,47 @@ TEST_P(AppendOnTarget, NormsOfTheSmallestAndTheLargestNumbersHold) {
   EXPECT_GE(call.key_norm[1], std::numeric_limits<float>::denorm_min());
 }
 
-class FindNotFiniteOnTarget : public OnTarget {};
-INSTANTIATE_TEST_SUITE_P(EveryTarget, FindNotFiniteOnTarget, EveryTarget(), TargetName);
+class FindTooLargeOnTarget : public OnTarget {};
+INSTANTIATE_TEST_SUITE_P(EveryTarget, FindTooLargeOnTarget, EveryTarget(), TargetName);
 
-TEST_P(FindNotFiniteOnTarget, FindsTheFirstWhereverItStands) {
+TEST_P(FindTooLargeOnTarget, FindsTheFirstWhereverItStands) {
   std::mt19937_64 random(test::RandomSeed());
-  const float bad[] = {
-      std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-      std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()};
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float beyond = std::nextafter(kMagnitudeMax, kInfinity);  // Infinite in f16.
+  const float bad[] = {kInfinity,
+                       -kInfinity,
+                       beyond,
+                       -beyond,
+                       std::numeric_limits<float>::quiet_NaN(),
+                       -std::numeric_limits<float>::quiet_NaN()};
   for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
     const size_t size = DtypeBytes(dtype);
     for (const size_t count : {1U, 2U, 31U, 64U, 129U, 700U}) {
       const std::vector<std::byte> finite = RandomElements(dtype, count, random);
-      ASSERT_EQ(FindNotFinite(dtype, finite), -1) << count;
+      ASSERT_EQ(FindTooLarge(dtype, finite), -1) << count;
       for (size_t at = 0; at < count; ++at) {
         std::vector<std::byte> elements(1);  // An odd address.
         elements.insert(elements.end(), finite.begin(), finite.end());
         for (const size_t i : {at, count - 1}) {  // The second is behind the first.
-          const float element = bad[(at + i) % 4];
+          const float element = bad[(at + i) % 6];
           const uint16_t half = FloatToHalf(element);
           const void* source = dtype == Dtype::kF32 ? static_cast<const void*>(&element) : &half;
           std::memcpy(&elements[1 + i * size], source, size);
         }
-        ASSERT_EQ(FindNotFinite(dtype, std::span(elements).subspan(1)), static_cast<ptrdiff_t>(at))
+        ASSERT_EQ(FindTooLarge(dtype, std::span(elements).subspan(1)), static_cast<ptrdiff_t>(at))
             << "of " << count;
       }
     }
   }
 }
 
-TEST_P(FindNotFiniteOnTarget, LargestFiniteNumbersAreFinite) {
-  const std::vector<float> floats(300, -std::numeric_limits<float>::max());
+TEST_P(FindTooLargeOnTarget, LargestAllowedAreNotFound) {
+  const std::vector<float> floats(300, -kMagnitudeMax);
   const std::vector<uint16_t> halves(300, 0xFBFF);  // -65504
 
-  EXPECT_EQ(FindNotFinite(Dtype::kF32, std::as_bytes(std::span(floats))), -1);
-  EXPECT_EQ(FindNotFinite(Dtype::kF16, std::as_bytes(std::span(halves))), -1);
-  EXPECT_EQ(FindNotFinite(Dtype::kF16, {}), -1);
+  EXPECT_EQ(FindTooLarge(Dtype::kF32, std::as_bytes(std::span(floats))), -1);
+  EXPECT_EQ(FindTooLarge(Dtype::kF16, std::as_bytes(std::span(halves))), -1);
+  EXPECT_EQ(FindTooLarge(Dtype::kF16, {}), -1);
 }
 
 }  // namespace

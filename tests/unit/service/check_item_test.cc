@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 
 #include "gpu/element.h"
+#include "gpu/kernels/append.h"
 #include "service/reason.h"
 #include "tests/support/status_matchers.h"
 
@@ -221,8 +222,14 @@ TEST_F(CheckItemTest, ElementThatIsNotFiniteIsNamedByItsIndices) {
   }
 }
 
-TEST_F(CheckItemTest, LargestFiniteElementsAreTaken) {
-  q_.Set(0, std::numeric_limits<float>::max());
+TEST_F(CheckItemTest, ElementBeyondTheLimitIsNamedByItsIndicesAndValue) {
+  q_.Set(1, -std::numeric_limits<float>::max());
+  ExpectRefused({.sequence = "a", .q = q_.View()}, "VALUE_TOO_LARGE",
+                {"q holds -3.4", "beyond 2.8", "[0, 0, 1]"});
+}
+
+TEST_F(CheckItemTest, LargestElementsAreTaken) {
+  q_.Set(0, gpu::kMagnitudeMax);
   k_.Set(0, 65504.0F);
 
   EXPECT_OK(Check({.sequence = "a", .q = q_.View(), .k = k_.View(), .v = v_.View()}));

@@ -73,6 +73,11 @@ TEST(GeometryTest, FieldsAtTheirLimitsAreValid) {
         With(&Geometry::query_heads, 2), With(&Geometry::query_heads, 2 * gpu::kGroupMax)}) {
     EXPECT_OK(geometry.Validate());
   }
+  for (const float scale : {0x1p-20F, kScaleMax}) {
+    Geometry geometry = Valid();
+    geometry.scale = scale;
+    EXPECT_OK(geometry.Validate());
+  }
   Geometry widest = With(&Geometry::kv_heads, kKvHeadsMax);
   widest.query_heads = kKvHeadsMax;
   EXPECT_OK(widest.Validate());
@@ -119,9 +124,10 @@ TEST(GeometryTest, NoKvHeadsAtAllIsRefusedWithoutADivision) {
               test::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("kv_heads is 0")));
 }
 
-TEST(GeometryTest, ScaleIsFiniteAndAboveZero) {
-  for (const float scale : {0.0F, -1.0F, std::numeric_limits<float>::infinity(),
-                            std::numeric_limits<float>::quiet_NaN()}) {
+TEST(GeometryTest, ScaleIsWithinItsLimits) {
+  for (const float scale :
+       {0.0F, -1.0F, std::nextafter(0x1p-20F, 0.0F), std::nextafter(0x1p20F, 1e9F),
+        std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     Geometry geometry = Valid();
     geometry.scale = scale;
 
