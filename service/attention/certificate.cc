@@ -60,6 +60,10 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kFloatUnit = 0x1p-24;  // A rounding to f32, relative.
 
+// Weighted values below f32's normal numbers are off by 2^-150 each, however small they are: 2^24
+// tokens and as many merges, over 2^8 channels.
+constexpr double kUnderflow = 0x1p-121;
+
 // Relative to the sum of what is added up, whatever its sign: f64 rounding of up to 2^13 terms.
 constexpr double kSumSlack = 0x1p-39;
 
@@ -91,7 +95,8 @@ Noise NoiseOf(const Rounding& rounding, double lse) {
   return {.lse = off,
           .per_log_mass = kFloatUnit * roundings,
           .output = weights * (rounding.value_norm_max + rounding.output_norm) +
-                    sums * rounding.value_norm_max};
+                    sums * rounding.value_norm_max +
+                    (rounding.value_norm_max > 0 ? kUnderflow : 0)};
 }
 
 // At most top - f * bottom, for every f.

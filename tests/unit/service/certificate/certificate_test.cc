@@ -274,6 +274,15 @@ TEST(CertificateTest, ExactAnswerIsOffByItsRoundingAlone) {
   EXPECT_EQ(rounded.mass, 0);
 }
 
+TEST(CertificateTest, ValuesThatUnderflowAreOffByMoreThanTheirSize) {
+  constexpr float kLeast = std::numeric_limits<float>::denorm_min();
+  Rounding rounding = {.sum_error = 1e-6, .value_norm_max = kLeast, .output_norm = kLeast};
+
+  EXPECT_GT(BoundRow({.lse = 3, .exact_mass = 1, .rounding = rounding}).error, 1e6F * kLeast);
+  rounding.value_norm_max = rounding.output_norm = 0;
+  EXPECT_EQ(BoundRow({.lse = 3, .exact_mass = 1, .rounding = rounding}).error, 0);
+}
+
 TEST(CertificateTest, RoundingIsAddedToWhatFormsAndPagesLeaveOpen) {
   const Rounding rounding = {
       .logit_error = 1e-4, .sum_error = 1e-5, .value_norm_max = 2, .output_norm = 1};
