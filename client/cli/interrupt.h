@@ -8,7 +8,8 @@
 
 namespace ebbtide::cli {
 
-// From now on SIGINT and SIGTERM are noted; a second one ends the program as usual.
+// From now on SIGINT, SIGTERM and SIGHUP are noted; a second one ends the program as usual. So is
+// that nobody reads standard output any more.
 void CatchInterrupts();
 
 // kCancelled once one came.

@@ -118,6 +118,10 @@ void AddDemo(CLI::App& app, const Common& common, DemoArgs& args, Verb& verb) {
 }
 
 int Exit(const absl::StatusOr<bool>& well) {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    absl::FPrintF(stderr, "ebbctl: standard output did not take all of it; is its disk full?\n");
+    return kExitNotWell;
+  }
   if (well.ok()) return *well ? 0 : kExitNotWell;
   const std::string reason = client::ErrorReason(well.status());
   absl::FPrintF(stderr, "ebbctl: %s%s\n", std::string(well.status().message()),
@@ -138,8 +142,9 @@ int Main(int argc, char** argv) {
       "--socket", common.socket,
       "the daemon's endpoint, unix:PATH or HOST:PORT; default " + client::DefaultTarget());
   app.add_option("-o,--output", common.output, "table (default) or json")
-      ->transform(CLI::CheckedTransformer(
+      ->transform(CLI::Transformer(
           std::map<std::string, Output>{{"table", Output::kTable}, {"json", Output::kJson}}))
+      ->transform(CLI::IsMember({"table", "json"}))  // Is asked first.
       ->option_text("table|json");
   AddWatchingVerbs(app, common, verb);
   AddDescribe(app, common, describe, verb);

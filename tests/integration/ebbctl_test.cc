@@ -112,6 +112,29 @@ TEST_F(EbbctlTest, AnInterruptedDemoLeavesNothingBehind) {
   EXPECT_TRUE(std::filesystem::is_empty(tmp_));
 }
 
+TEST_F(EbbctlTest, ADemoWhoseTerminalGoesLeavesNothingBehind) {
+  const std::string tmp = "'" + tmp_.string() + "'";
+  const std::string script = "TMPDIR=" + tmp + " " EBBCTL_PATH " demo > /dev/null 2> " + err_ +
+                             " & while [ -z \"$(ls " + tmp +
+                             ")\" ] && kill -0 $!; do :; done; kill -HUP $!; wait $!";
+
+  EXPECT_THAT(RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}}), IsOkAndHolds(1));
+
+  EXPECT_THAT(Err(), HasSubstr("interrupted"));
+  EXPECT_TRUE(std::filesystem::is_empty(tmp_));
+}
+
+TEST_F(EbbctlTest, ADemoThatNobodyReadsLeavesNothingBehind) {
+  const std::string script = "TMPDIR='" + tmp_.string() + "' " EBBCTL_PATH
+                             " demo --budget 50% --trace " + std::string(kTrace) + " 2> " + err_ +
+                             " | head -c 1";
+
+  ASSERT_OK(RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}}).status());
+
+  EXPECT_THAT(Err(), testing::AnyOf(HasSubstr("interrupted"), HasSubstr("did not take all of it")));
+  EXPECT_TRUE(std::filesystem::is_empty(tmp_));
+}
+
 TEST_F(EbbctlTest, ABudgetOfEverythingIsFullAttentionUnderEveryPolicy) {
   const auto daemon = StartDaemon();
 
@@ -151,6 +174,12 @@ TEST_F(EbbctlTest, StatusSaysWellOnlyOfADaemonThatAnswers) {
   const json status = json::parse(Out());
   EXPECT_EQ(status["endpoint"], socket_);
   EXPECT_EQ(status["tiers"].size(), 3U);
+
+  const CommandLine to_a_full_disk = {.program = "/bin/sh",
+                                      .arguments = {"-c", "exec " EBBCTL_PATH " status --socket " +
+                                                              socket_ + " >/dev/full 2> " + err_}};
+  EXPECT_THAT(RunToEnd(to_a_full_disk), IsOkAndHolds(1));
+  EXPECT_THAT(Err(), HasSubstr("standard output did not take all"));
   EXPECT_OK(daemon->Stop(kLong));
 }
 
@@ -158,6 +187,7 @@ TEST_F(EbbctlTest, AWrongCommandLineIsTwo) {
   for (const char* arguments : {"", "stauts", "describe", "replay", "replay x --policy h2o",
                                 "status -o yaml", "status --socket nowhere"}) {
     EXPECT_THAT(RunToEnd(Ebbctl(arguments)), IsOkAndHolds(2)) << arguments << ": " << Err();
+    EXPECT_EQ(Err().find_first_of(std::string("\0\1", 2)), std::string::npos) << arguments;
   }
 }
 
