@@ -69,6 +69,7 @@ std::vector<std::string> NotesOf(const Config& config, const gpu::Backend& backe
 }  // namespace
 
 void CheckWithParts(LoadedConfig& loaded) {
+  if (loaded.config.sequences.recall.empty()) return;  // Nothing was read, or it is listed already.
   const absl::Status recall = ParseRecall(loaded.config.sequences.recall).status();
   if (!recall.ok()) {
     loaded.AddMistake("sequences.recall", std::string(recall.message()));

@@ -47,8 +47,8 @@ Files
   $XDG_STATE_HOME/ebbtide/rocksdb       the RocksDB tier (else under ~/.local/state)
 
 Signals
-  SIGTERM, SIGINT   refuse new calls, finish those in progress within server.drain_ms, end
-  a second one      end without waiting for them
+  SIGTERM, SIGINT, SIGHUP   refuse new calls, finish those in progress within server.drain_ms, end
+  a second one              end without waiting for them
 
 Exit codes
   0  ended as asked      1  failed, with the reason on standard error
@@ -75,14 +75,17 @@ struct Flags {
   bool is_print = false;
 };
 
-// SIGTERM and SIGINT, taken one by one by whoever waits. Made before any thread, which inherits the
-// mask.
+// SIGTERM, SIGINT and SIGHUP (its terminal is gone), taken one by one by whoever waits. Made before
+// any thread, which inherits the mask.
 class StopSignals {
  public:
   StopSignals() {
     ::sigemptyset(&set_);
     ::sigaddset(&set_, SIGTERM);
     ::sigaddset(&set_, SIGINT);
+    struct sigaction at_hangup = {};
+    ::sigaction(SIGHUP, nullptr, &at_hangup);
+    if (at_hangup.sa_handler != SIG_IGN) ::sigaddset(&set_, SIGHUP);  // It is under nohup.
     ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
 
@@ -154,6 +157,7 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
   ::umask(0077);  // Files hold what users wrote.
   const StopSignals signals;
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is a full disk: EFBIG.
   SetUpLog(LogOptionsFor(loaded.config.server.log_level, stderr));
   SendGrpcLogToOurs();
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(loaded.config);
@@ -167,7 +171,7 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
   while ((signal = signals.Wait(kTick)) == 0) {
     (*daemon)->Tick();
   }
-  Log(LogLevel::kInfo, "stopping", {{"signal", signal == SIGTERM ? "SIGTERM" : "SIGINT"}});
+  Log(LogLevel::kInfo, "stopping", {{"signal", absl::StrFormat("SIG%s", ::sigabbrev_np(signal))}});
   Drain(**daemon, loaded.config.server.drain, signals);
   signals.Release();
   const TakeDownLimit limit;

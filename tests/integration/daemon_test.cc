@@ -2,10 +2,12 @@
 //
 // Real ebbtided processes: start, what they say, what they refuse, how they end and come back.
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -171,6 +173,7 @@ TEST_F(DaemonTest, BadConfigurationExitsWithEveryMistakeAndItsLine) {
 TEST_F(DaemonTest, ConfigurationThatCannotBeReadStopsTheStart) {
   EXPECT_EQ(ExitCodeOf({"--config", stand_.path("absent.yaml")}), 2);
   EXPECT_THAT(stand_.Stderr(), HasSubstr("absent.yaml: can't be read: No such file"));
+  EXPECT_THAT(stand_.Stderr(), testing::Not(HasSubstr("sequences.recall")));
   EXPECT_EQ(ExitCodeOf({"--config", ""}), 2);
   EXPECT_EQ(ExitCodeOf({"--config", stand_.home()}), 2);
   EXPECT_THAT(stand_.Stderr(), HasSubstr("can't be read: it is a folder"));
@@ -216,10 +219,21 @@ TEST_P(StopSignalTest, EndsCleanlyAndRemovesTheSocket) {
   EXPECT_THAT(stand_.Stderr(), HasSubstr("\"event\":\"stopped\""));
 }
 
-INSTANTIATE_TEST_SUITE_P(Signals, StopSignalTest, testing::Values(SIGTERM, SIGINT),
-                         [](const auto& test) {
-                           return test.param == SIGTERM ? "Sigterm" : "Sigint";
-                         });
+INSTANTIATE_TEST_SUITE_P(Signals, StopSignalTest, testing::Values(SIGTERM, SIGINT, SIGHUP),
+                         [](const auto& test) { return ::sigabbrev_np(test.param); });
+
+TEST_F(DaemonTest, LivesWhereFilesMayNotGrow) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {.rlim_cur = 1 << 20, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto daemon = ServeSmall();  // Inherits the limit, which ends a process by SIGXFSZ.
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+
+  EXPECT_EQ(test::HealthOf(Connect(), ""), "SERVING");
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->WaitForEnd(), 0) << daemon->ReadStderr();
+}
 
 TEST_F(DaemonTest, SecondDaemonOnTheSocketIsRefusedAndTheFirstGoesOn) {
   const auto first = ServeSmall();
