@@ -171,6 +171,7 @@ Stats Daemon::GetStats() {
 
 void Daemon::Tick() {
   parts_->server->RefreshHealth();
+  parts_->server->CutOffUnread();
   // A full queue means that the sweep before is still at work.
   parts_->sweeper->Submit("idle", [engine = parts_->engine.get()] { engine->CloseIdle(); })
       .IgnoreError();

@@ -32,8 +32,13 @@ namespace ebbtide::service {
 namespace {
 
 constexpr absl::Duration kStuckAfter = absl::Seconds(10);
+// The longest message takes a second over loopback.
+constexpr absl::Duration kReadWithin = absl::Seconds(10);
 constexpr uint32_t kWatchersMax = 8;
 constexpr int kSpareThreads = 16;  // For refusing, reflection and gRPC's own polling.
+
+// What gRPC holds beside messages: connections, calls, read buffers.
+constexpr uint64_t kGrpcOwnBytes = uint64_t{64} << 20;
 
 // Four of the largest messages may be in progress at one time, or many smaller ones.
 uint64_t BytesInProgressMax(const ServerConfig& config) {
@@ -90,6 +95,7 @@ RpcServer::RpcServer(const ServerConfig& config, ServerFacts facts, Engine& engi
     : facts_(std::move(facts)),
       admission_({.calls = config.calls_in_flight_max, .bytes = BytesInProgressMax(config)}, clock),
       watchers_({.calls = kWatchersMax, .bytes = 0}, clock),
+      unread_(clock),
       cache_service_({.engine = engine,
                       .clock = clock,
                       .facts = facts_,
@@ -141,10 +147,16 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   builder.SetMaxSendMessageSize(message_bytes_max);
   // Otherwise two daemons share a port and each call goes to either.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // One client can't hold more calls open than twice what is answered at one time.
+  // One client alone can't hold all threads; what it calls beyond this waits on its own side.
   const auto calls_max = static_cast<int>(config.calls_in_flight_max);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, std::max(100, 2 * calls_max));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                             std::max(kSpareThreads / 2, calls_max / 2));
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
+  watchers.push_back(unread_.MakeWatcher());
+  builder.experimental().SetInterceptorCreators(std::move(watchers));
   grpc::ResourceQuota quota("ebbtided");
+  // Messages on their way in: beyond this gRPC stops reading, and cuts calls off.
+  quota.Resize(BytesInProgressMax(config) + kGrpcOwnBytes);
   quota.SetMaxThreads(calls_max + static_cast<int>(kWatchersMax) + kSpareThreads);
   builder.SetResourceQuota(quota);
   server_ = builder.BuildAndStart();
@@ -183,6 +195,10 @@ void RpcServer::RefreshHealth() {
   if (!admission_.is_closed()) {
     SetHealth(admission_.StuckFor() < kStuckAfter);
   }
+}
+
+int RpcServer::CutOffUnread() {
+  return unread_.CutOff(kReadWithin);
 }
 
 void RpcServer::StopAdmitting() {

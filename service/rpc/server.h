@@ -21,6 +21,7 @@
 #include "service/rpc/refusals.h"
 #include "service/rpc/server_facts.h"
 #include "service/rpc/stats_service.h"
+#include "service/rpc/unread_answers.h"
 
 namespace ebbtide::service {
 
@@ -48,6 +49,10 @@ class RpcServer {
   // for ten seconds. Called now and then.
   void RefreshHealth();
 
+  // Ends calls whose answers nobody has read for ten seconds; returns how many. Called now and
+  // then.
+  int CutOffUnread();
+
   // From now on not healthy, and every new call of a worker is refused.
   void StopAdmitting();
   // Waits until no worker's call is in progress, at most `patience`; returns whether none is.
@@ -63,6 +68,7 @@ class RpcServer {
   Admission admission_;
   Admission watchers_;
   Refusals refusals_;
+  UnreadAnswers unread_;
   CacheService cache_service_;
   StatsService stats_service_;
   std::unique_ptr<grpc::Server> server_;
