@@ -511,7 +511,7 @@ TEST_P(BackendTest, BatchesOfAStreamSeeWhatThoseBeforeThemWrote) {
   std::vector<AttendArgs> attends;
   std::vector<MergeArgs> merges;
   std::vector<MassArgs> masses;
-  std::vector<std::vector<float>> output(kLanes, std::vector<float>(3 * 24, 7.0F));
+  std::vector<std::vector<float>> output(kLanes, std::vector<float>(3 * 24, 0.0F));
   std::vector<std::vector<float>> lse(kLanes, std::vector<float>(3, -INFINITY));
   std::vector<std::vector<double>> expected(kLanes);
   for (size_t i = 0; i < kLanes; ++i) {
