@@ -19,7 +19,10 @@
 
 #include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/bound.h"
+#include "gpu/kernels/codes.h"
 #include "gpu/kernels/damage.h"
+#include "gpu/kernels/digest.h"
 #include "gpu/kernels/gather.h"
 #include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
@@ -33,13 +36,19 @@ class CudaStream;
 absl::Status AppendCuda(std::span<const AppendArgs> lanes, CudaStream& stream);
 absl::Status AttendCuda(std::span<const AttendArgs> lanes, CudaStream& stream);
 absl::Status AveragePoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
+absl::Status BoundCuda(std::span<const BoundArgs> lanes, CudaStream& stream);
+absl::Status CodeErrorsCuda(std::span<const CodeErrorArgs> lanes, CudaStream& stream);
 absl::Status DamageCuda(std::span<const DamageArgs> lanes, CudaStream& stream);
+absl::Status DecodeCuda(std::span<const DecodeArgs> lanes, CudaStream& stream);
+absl::Status DigestCuda(std::span<const DigestArgs> lanes, CudaStream& stream);
+absl::Status EncodeCuda(std::span<const EncodeArgs> lanes, CudaStream& stream);
 absl::Status FastDamageCuda(std::span<const DamageArgs> lanes, CudaStream& stream);
 absl::Status GatherCuda(std::span<const GatherArgs> lanes, CudaStream& stream);
 absl::Status KeyDiffCuda(std::span<const GeometryArgs> lanes, CudaStream& stream);
 absl::Status MassCuda(std::span<const MassArgs> lanes, CudaStream& stream);
 absl::Status MaxPoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
 absl::Status MergeCuda(std::span<const MergeArgs> lanes, CudaStream& stream);
+absl::Status ValueDistanceCuda(std::span<const ValueDistanceArgs> lanes, CudaStream& stream);
 absl::Status WeightedValueCuda(std::span<const WeightedValueArgs> lanes, CudaStream& stream);
 
 struct SelectCudaArgs {

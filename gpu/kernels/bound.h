@@ -41,8 +41,9 @@ struct BoundArgs {
 //             and the rounding of their sum
 //   Units     natural logarithm
 //   Numerics  outward in every rounding: low is never above, high never below the exact value for
-//             the keys the digest was made of; -inf and inf where a product overflows
-//   Repeats   bit for bit, for one build and SIMD target
+//             the keys the digest was made of; -inf and inf where a product overflows. CUDA: f64 as
+//             the reference
+//   Repeats   bit for bit, for one build and SIMD target or device
 //   Cost      reads each digest's key rows once per tile of rows; 6 * rows * pages * head_dim flops
 //   Source    docs/architecture.md, bounds
 void BoundReference(const BoundArgs& args);

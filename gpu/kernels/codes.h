@@ -128,8 +128,8 @@ struct CodeErrorArgs {
 //             key_error |e|; value_error min(|e|, value.each), joint value.joint
 //             deviations |scale| |q W| and |W| of values, times a step's 1 / sqrt(12)
 //             inf where a channel's box is infinite: such a form is of no use
-//   Numerics  the reference adds up in f64 and rounds up once; CPU is at most 1e-5 above
-//   Repeats   bit for bit, for one build and SIMD target
+//   Numerics  the reference and CUDA add up in f64 and round up once; CPU is at most 1e-5 above
+//   Repeats   bit for bit, for one build and SIMD target or device
 //   Cost      reads two boxes and each query once; 6 * rows * head_dim flops
 //   Source    docs/architecture.md, bounds
 void CodeErrorsReference(const CodeErrorArgs& args);

@@ -57,8 +57,8 @@ struct DigestArgs {
 //   Numerics  minima round towards -inf, maxima, radii and norms towards +inf, means to the nearest
 //             finite f16 with their error kept. Computed in f64 by the reference; on the CPU the
 //             box is equal, means differ by at most one step of f16, and radii and norms are at
-//             most 1e-5 wider than what the stored means need
-//   Repeats   bit for bit, for one build and SIMD target
+//             most 1e-5 wider than what the stored means need. CUDA: f64 as the reference
+//   Repeats   bit for bit, for one build and SIMD target or device
 //   Cost      reads each key and value once
 //   Source    Quest arXiv:2406.10774 (box); corrected mean and value ball: docs/architecture.md
 void DigestReference(const DigestArgs& args);

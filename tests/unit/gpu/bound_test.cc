@@ -165,7 +165,7 @@ class BoundTest : public testing::TestWithParam<ImplementationCase> {
 
   Bounds Bound(const Lane& lane, const Rows& rows) {
     return Run(lane, rows, ResidentSums(lane, rows, 0), 0,
-               implementation_.Choose(BoundReference, BoundCpu));
+               implementation_.Choose(BoundReference, BoundCpu, BoundOnCuda));
   }
 
   Implementation implementation_{GetParam().name};
@@ -207,7 +207,7 @@ TEST_P(BoundTest, ErrorOfResidentLogitsIsAllowedForEitherWay) {
     lane.Add(SamplePage({.dtype = GetParam().dtype, .kind = PageKind::kIdentical}, random), absent);
   }
   const Rows rows = RandomRows(8, lane.dim(), random);
-  const auto bound = implementation_.Choose(BoundReference, BoundCpu);
+  const auto bound = implementation_.Choose(BoundReference, BoundCpu, BoundOnCuda);
   for (const double error : {0.02, -0.02}) {
     const std::vector<float> sums = ResidentSums(lane, rows, error);
 
@@ -334,7 +334,8 @@ TEST_P(ValueDistanceTest, NoTokenIsFurtherThanItsPage) {
     for (const Lane& lane : EveryLane(GetParam().dtype, random)) {
       const std::vector<float> output = Outputs(15, lane.dim(), random);
       const auto distance = Distance(
-          lane, output, 15, implementation_.Choose(ValueDistanceReference, ValueDistanceCpu));
+          lane, output, 15,
+          implementation_.Choose(ValueDistanceReference, ValueDistanceCpu, ValueDistanceOnCuda));
 
       EXPECT_EQ(Further(lane, output, 15, distance), 0);
     }
@@ -355,8 +356,9 @@ TEST_P(ValueDistanceTest, RadiusPlantedOnePercentShortIsNoticed) {
     output.push_back(HalfToFloat(DigestView(lane.digests[0].data(), 64).value_mean[d]));
   }
 
-  const auto distance =
-      Distance(lane, output, 1, implementation_.Choose(ValueDistanceReference, ValueDistanceCpu));
+  const auto distance = Distance(
+      lane, output, 1,
+      implementation_.Choose(ValueDistanceReference, ValueDistanceCpu, ValueDistanceOnCuda));
 
   EXPECT_EQ(Further(lane, output, 1, distance), 1);
 }
@@ -365,8 +367,9 @@ TEST_P(ValueDistanceTest, SimdIsHardlyWiderThanTheReference) {
   std::mt19937_64 random(9);
   for (const Lane& lane : EveryLane(GetParam().dtype, random)) {
     const std::vector<float> output = Outputs(8, lane.dim(), random);
-    const auto tested =
-        Distance(lane, output, 8, implementation_.Choose(ValueDistanceReference, ValueDistanceCpu));
+    const auto tested = Distance(
+        lane, output, 8,
+        implementation_.Choose(ValueDistanceReference, ValueDistanceCpu, ValueDistanceOnCuda));
     const auto reference = Distance(lane, output, 8, ValueDistanceReference);
 
     for (size_t i = 0; i < tested.size(); ++i) {
@@ -375,9 +378,9 @@ TEST_P(ValueDistanceTest, SimdIsHardlyWiderThanTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, BoundTest, testing::ValuesIn(EveryImplementation()),
+INSTANTIATE_TEST_SUITE_P(Every, BoundTest, testing::ValuesIn(EveryImplementationAndCuda()),
                          ImplementationCaseName);
-INSTANTIATE_TEST_SUITE_P(Every, ValueDistanceTest, testing::ValuesIn(EveryImplementation()),
+INSTANTIATE_TEST_SUITE_P(Every, ValueDistanceTest, testing::ValuesIn(EveryImplementationAndCuda()),
                          ImplementationCaseName);
 
 }  // namespace

@@ -63,27 +63,29 @@ class CodesTest : public testing::TestWithParam<ImplementationCase> {
   Coded Encode(const CodedPage& page) {
     Coded coded{std::vector<std::byte>(CoarseBytes(page.shape()), std::byte{0xA5}),
                 std::vector<std::byte>(FineBytes(page.shape()), std::byte{0xA5})};
-    implementation_.Choose(EncodeReference, EncodeCpu)(page.Encoding(coded.coarse, coded.fine));
+    implementation_.Choose(EncodeReference, EncodeCpu,
+                           EncodeOnCuda)(page.Encoding(coded.coarse, coded.fine));
     return coded;
   }
 
   std::vector<float> Decode(const CodedPage& page, const Coded& coded, CodeForm form) {
     std::vector<float> decoded(static_cast<size_t>(page.rows() * page.shape().head_dim),
                                std::nanf(""));
-    implementation_.Choose(DecodeReference, DecodeCpu)(DecodeArgs{.shape = page.shape(),
-                                                                  .form = form,
-                                                                  .digest = page.digest(),
-                                                                  .coarse = coded.coarse,
-                                                                  .fine = coded.FineOf(form),
-                                                                  .page = decoded});
+    implementation_.Choose(DecodeReference, DecodeCpu,
+                           DecodeOnCuda)(DecodeArgs{.shape = page.shape(),
+                                                    .form = form,
+                                                    .digest = page.digest(),
+                                                    .coarse = coded.coarse,
+                                                    .fine = coded.FineOf(form),
+                                                    .page = decoded});
     return decoded;
   }
 
   Errors ErrorsOf(const CodedPage& page, const Coded& coded, CodeForm form,
                   const std::vector<float>& query) {
     Errors errors(query.size() / static_cast<size_t>(page.shape().head_dim));
-    implementation_.Choose(CodeErrorsReference,
-                           CodeErrorsCpu)(ErrorArgs(page, coded, form, query, errors));
+    implementation_.Choose(CodeErrorsReference, CodeErrorsCpu,
+                           CodeErrorsOnCuda)(ErrorArgs(page, coded, form, query, errors));
     return errors;
   }
 
@@ -553,17 +555,18 @@ TEST_P(CodesTest, PartsNeedNoAlignment) {
   const std::span<std::byte> coarse = std::span(shifted.coarse).subspan(1);
   const std::span<std::byte> fine = std::span(shifted.fine).subspan(1);
 
-  implementation_.Choose(EncodeReference, EncodeCpu)(page.Encoding(coarse, fine));
+  implementation_.Choose(EncodeReference, EncodeCpu, EncodeOnCuda)(page.Encoding(coarse, fine));
 
   EXPECT_TRUE(std::equal(coarse.begin(), coarse.end(), aligned.coarse.begin()));
   EXPECT_TRUE(std::equal(fine.begin(), fine.end(), aligned.fine.begin()));
   std::vector<float> decoded(static_cast<size_t>(page.rows() * 77));
-  implementation_.Choose(DecodeReference, DecodeCpu)(DecodeArgs{.shape = page.shape(),
-                                                                .form = CodeForm::k8Bit,
-                                                                .digest = page.digest(),
-                                                                .coarse = coarse,
-                                                                .fine = fine,
-                                                                .page = decoded});
+  implementation_.Choose(DecodeReference, DecodeCpu,
+                         DecodeOnCuda)(DecodeArgs{.shape = page.shape(),
+                                                  .form = CodeForm::k8Bit,
+                                                  .digest = page.digest(),
+                                                  .coarse = coarse,
+                                                  .fine = fine,
+                                                  .page = decoded});
   EXPECT_EQ(decoded, Decode(page, aligned, CodeForm::k8Bit));
 }
 
@@ -579,13 +582,15 @@ TEST_P(CodesTest, SpanOfTheWrongSizeStopsTheProcess) {
                      .fine = {},
                      .page = decoded};
 
-  EXPECT_DEATH(implementation_.Choose(DecodeReference, DecodeCpu)(args), "fine is FineBytes");
+  EXPECT_DEATH(implementation_.Choose(DecodeReference, DecodeCpu, DecodeOnCuda)(args),
+               "fine is FineBytes");
   args.form = CodeForm::k4Bit;
   args.coarse = args.coarse.first(100);
-  EXPECT_DEATH(implementation_.Choose(DecodeReference, DecodeCpu)(args), "coarse is CoarseBytes");
+  EXPECT_DEATH(implementation_.Choose(DecodeReference, DecodeCpu, DecodeOnCuda)(args),
+               "coarse is CoarseBytes");
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, CodesTest, testing::ValuesIn(EveryImplementation()),
+INSTANTIATE_TEST_SUITE_P(Every, CodesTest, testing::ValuesIn(EveryImplementationAndCuda()),
                          ImplementationCaseName);
 
 }  // namespace

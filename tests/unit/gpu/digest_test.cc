@@ -29,7 +29,7 @@ class DigestTest : public testing::TestWithParam<ImplementationCase> {
  protected:
   Digest Make(const SamplePage& page) {
     Digest digest(DigestBytes(page.shape().head_dim), std::byte{0xAB});
-    implementation_.Choose(DigestReference, DigestCpu)(page.Args(digest));
+    implementation_.Choose(DigestReference, DigestCpu, DigestOnCuda)(page.Args(digest));
     return digest;
   }
 
@@ -169,7 +169,7 @@ TEST_P(DigestTest, MeansRadiiAndNormsAreCloseToTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, DigestTest, testing::ValuesIn(EveryImplementation()),
+INSTANTIATE_TEST_SUITE_P(Every, DigestTest, testing::ValuesIn(EveryImplementationAndCuda()),
                          ImplementationCaseName);
 
 }  // namespace

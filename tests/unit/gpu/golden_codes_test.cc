@@ -32,30 +32,31 @@ class GoldenCodesTest : public OnReferenceAndTarget {
     std::vector<std::byte> coarse(CoarseBytes(shape));
     std::vector<std::byte> fine(FineBytes(shape));
     const std::span<const std::byte> bytes = std::as_bytes(std::span(page));
-    Choose(DigestReference,
-           DigestCpu)({.shape = shape, .tokens = shape.tokens, .page = bytes, .digest = digest});
-    Choose(EncodeReference, EncodeCpu)(
+    Choose(DigestReference, DigestCpu,
+           DigestOnCuda)({.shape = shape, .tokens = shape.tokens, .page = bytes, .digest = digest});
+    Choose(EncodeReference, EncodeCpu, EncodeOnCuda)(
         {.shape = shape, .page = bytes, .digest = digest, .coarse = coarse, .fine = fine});
     std::vector<float> decoded(page.size());
-    Choose(DecodeReference, DecodeCpu)({.shape = shape,
-                                        .form = form,
-                                        .digest = digest,
-                                        .coarse = coarse,
-                                        .fine = fine,
-                                        .page = decoded});
-    Choose(CodeErrorsReference, CodeErrorsCpu)({.shape = shape,
-                                                .form = form,
-                                                .scale = 1,
-                                                .rows = 1,
-                                                .query = query,
-                                                .digest = digest,
-                                                .coarse = coarse,
-                                                .logit_error = {&logit_error, 1}});
+    Choose(DecodeReference, DecodeCpu, DecodeOnCuda)({.shape = shape,
+                                                      .form = form,
+                                                      .digest = digest,
+                                                      .coarse = coarse,
+                                                      .fine = fine,
+                                                      .page = decoded});
+    Choose(CodeErrorsReference, CodeErrorsCpu,
+           CodeErrorsOnCuda)({.shape = shape,
+                              .form = form,
+                              .scale = 1,
+                              .rows = 1,
+                              .query = query,
+                              .digest = digest,
+                              .coarse = coarse,
+                              .logit_error = {&logit_error, 1}});
     decoded.resize(keys.size());
     return decoded;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Every, GoldenCodesTest, ReferenceAndEveryTarget(), TargetName);
+INSTANTIATE_TEST_SUITE_P(Every, GoldenCodesTest, ReferenceTargetsAndCuda(), TargetName);
 
 std::vector<double> Logits(const std::vector<float>& query, const std::vector<float>& keys) {
   std::vector<double> logits(keys.size() / query.size());

@@ -13,6 +13,9 @@
 
 #include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/bound.h"
+#include "gpu/kernels/codes.h"
+#include "gpu/kernels/digest.h"
 #include "gpu/kernels/gather.h"
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
@@ -50,6 +53,21 @@ inline void AttendOnCuda(const AttendArgs& args) {
 inline void AveragePoolOnCuda(const PoolArgs& args) {
   RunOnCuda<PoolArgs>(&AveragePoolCuda, {&args, 1});
 }
+inline void BoundOnCuda(const BoundArgs& args) {
+  RunOnCuda<BoundArgs>(&BoundCuda, {&args, 1});
+}
+inline void CodeErrorsOnCuda(const CodeErrorArgs& args) {
+  RunOnCuda<CodeErrorArgs>(&CodeErrorsCuda, {&args, 1});
+}
+inline void DecodeOnCuda(const DecodeArgs& args) {
+  RunOnCuda<DecodeArgs>(&DecodeCuda, {&args, 1});
+}
+inline void DigestOnCuda(const DigestArgs& args) {
+  RunOnCuda<DigestArgs>(&DigestCuda, {&args, 1});
+}
+inline void EncodeOnCuda(const EncodeArgs& args) {
+  RunOnCuda<EncodeArgs>(&EncodeCuda, {&args, 1});
+}
 inline void GatherOnCuda(const GatherArgs& args) {
   RunOnCuda<GatherArgs>(&GatherCuda, {&args, 1});
 }
@@ -70,6 +88,9 @@ inline std::vector<int32_t> SelectOnCuda(const SelectArgs& args) {
   leaving.resize(static_cast<size_t>(left));
   return leaving;
 }
+inline void ValueDistanceOnCuda(const ValueDistanceArgs& args) {
+  RunOnCuda<ValueDistanceArgs>(&ValueDistanceCuda, {&args, 1});
+}
 
 #else
 
@@ -78,6 +99,11 @@ inline constexpr bool kHasCuda = false;
 inline void AppendOnCuda(const AppendArgs& /*args*/) {}
 inline void AttendOnCuda(const AttendArgs& /*args*/) {}
 inline void AveragePoolOnCuda(const PoolArgs& /*args*/) {}
+inline void BoundOnCuda(const BoundArgs& /*args*/) {}
+inline void CodeErrorsOnCuda(const CodeErrorArgs& /*args*/) {}
+inline void DecodeOnCuda(const DecodeArgs& /*args*/) {}
+inline void DigestOnCuda(const DigestArgs& /*args*/) {}
+inline void EncodeOnCuda(const EncodeArgs& /*args*/) {}
 inline void GatherOnCuda(const GatherArgs& /*args*/) {}
 inline void MassOnCuda(const MassArgs& /*args*/) {}
 inline void MaxPoolOnCuda(const PoolArgs& /*args*/) {}
@@ -85,6 +111,7 @@ inline void MergeOnCuda(const MergeArgs& /*args*/) {}
 inline std::vector<int32_t> SelectOnCuda(const SelectArgs& /*args*/) {
   return {};
 }
+inline void ValueDistanceOnCuda(const ValueDistanceArgs& /*args*/) {}
 
 #endif
 
