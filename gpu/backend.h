@@ -3,7 +3,7 @@
 // A Backend is one device: its memory, its streams, and the operations of gpu/kernels over many
 // lanes at once. It knows arrays; what they mean is decided above (service/).
 //
-// Implementations: cpu/. Tested by tests/unit/gpu/backend_test.cc.
+// Implementations: cpu/, cuda/. Tested by tests/unit/gpu/backend_test.cc.
 
 #pragma once
 

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 #include "base/bytes.h"
+#include "gpu/cuda/cuda_memory.h"
 #include "gpu/cuda/cuda_status.h"
 
 namespace ebbtide::gpu {
@@ -17,28 +16,13 @@ constexpr size_t kStagingBytes = size_t{1} << 20;   // Lists of some thousand la
 constexpr size_t kScratchBytes = size_t{16} << 20;  // Partials of a decode step.
 constexpr size_t kAlignment = 256;                  // cudaMalloc's own.
 
-absl::StatusOr<std::byte*> AllocateDevice(size_t bytes) {
-  void* memory = nullptr;
-  EBBTIDE_RETURN_IF_ERROR(CudaStatus(absl::StrCat("device memory of ", FormatBytes(bytes)),
-                                     cudaMalloc(&memory, bytes)));
-  return static_cast<std::byte*>(memory);
-}
-
-absl::StatusOr<std::byte*> AllocatePinned(size_t bytes) {
-  void* memory = nullptr;
-  EBBTIDE_RETURN_IF_ERROR(CudaStatus(absl::StrCat("pinned memory of ", FormatBytes(bytes)),
-                                     cudaHostAlloc(&memory, bytes, cudaHostAllocDefault)));
-  return static_cast<std::byte*>(memory);
-}
-
 }  // namespace
 
-// What cannot be freed is the device's, which is lost then: nobody is told.
 void CudaStream::FreeDevice::operator()(std::byte* memory) const {
-  (void)cudaFree(memory);
+  FreeDeviceMemory()(memory);
 }
 void CudaStream::FreeHost::operator()(std::byte* memory) const {
-  (void)cudaFreeHost(memory);
+  FreePinnedMemory()(memory);
 }
 
 absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Make(size_t scratch_bytes_max) {
@@ -67,10 +51,10 @@ absl::StatusOr<CudaStream::Twin> CudaStream::TakeTwin(size_t bytes) {
     // Twice the last, so that a stream soon has one that holds all between two waits.
     const size_t last = staging_.empty() ? kStagingBytes / 2 : staging_.back().bytes;
     Staging more{.host = nullptr, .device = nullptr, .bytes = std::max(2 * last, bytes)};
-    EBBTIDE_ASSIGN_OR_RETURN(std::byte * host, AllocatePinned(more.bytes));
-    more.host.reset(host);
-    EBBTIDE_ASSIGN_OR_RETURN(std::byte * device, AllocateDevice(more.bytes));
-    more.device.reset(device);
+    EBBTIDE_ASSIGN_OR_RETURN(PinnedMemory host, AllocatePinned(more.bytes));
+    more.host.reset(host.release());
+    EBBTIDE_ASSIGN_OR_RETURN(auto device, AllocateDevice(more.bytes));
+    more.device.reset(device.release());
     staging_.push_back(std::move(more));
   }
   Staging& staging = staging_.back();
@@ -95,9 +79,9 @@ absl::StatusOr<std::byte*> CudaStream::TakeScratch(size_t bytes) {
   bytes = RoundUp(bytes, kAlignment);
   if (scratch_bytes_ - scratch_used_ < bytes) {
     const size_t wanted = std::max({2 * scratch_bytes_, bytes, kScratchBytes});
-    EBBTIDE_ASSIGN_OR_RETURN(std::byte * memory, AllocateDevice(wanted));
+    EBBTIDE_ASSIGN_OR_RETURN(auto memory, AllocateDevice(wanted));
     outgrown_.push_back(std::move(scratch_));
-    scratch_.reset(memory);
+    scratch_.reset(memory.release());
     scratch_bytes_ = wanted;
     scratch_used_ = 0;
   }

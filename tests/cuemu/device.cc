@@ -32,6 +32,8 @@ struct State {
   size_t registered_bytes = 0;
   std::map<void*, size_t> registered;
   std::map<CUdeviceptr, size_t> ranges;
+  std::map<CUdeviceptr, size_t> accessible;
+  int working = 0;
 };
 
 State& TheState() {
@@ -76,6 +78,7 @@ CUresult Unreserve(CUdeviceptr at, size_t bytes) {
   const auto range = TheState().ranges.find(at);
   if (range == TheState().ranges.end() || range->second != bytes) return CUDA_ERROR_INVALID_VALUE;
   TheState().ranges.erase(range);
+  TheState().accessible.erase(at);
   munmap(Address(at), bytes);
   return CUDA_SUCCESS;
 }
@@ -137,6 +140,8 @@ CUresult SetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* /*access
   }
   mprotect(Address(at), bytes, PROT_READ | PROT_WRITE);
   std::memset(Address(at), 0xFF, bytes);
+  TheState().accessible[at] = bytes;
+  if (TheState().traits.hides_memory) mprotect(Address(at), bytes, PROT_NONE);
   return CUDA_SUCCESS;
 }
 
@@ -198,6 +203,19 @@ bool TakeDeviceBytes(size_t bytes) {
 void GiveDeviceBytes(size_t bytes) {
   const std::lock_guard lock(TheState().mutex);
   TheState().taken_bytes -= bytes;
+}
+
+Working::Working() {
+  const std::lock_guard lock(TheState().mutex);
+  if (TheState().working++ > 0) return;  // Work that waits for another stream's.
+  for (const auto& [at, bytes] : TheState().accessible) {
+    mprotect(Address(at), bytes, PROT_READ | PROT_WRITE);
+  }
+}
+Working::~Working() {
+  const std::lock_guard lock(TheState().mutex);
+  if (--TheState().working > 0 || !TheState().traits.hides_memory) return;
+  for (const auto& [at, bytes] : TheState().accessible) mprotect(Address(at), bytes, PROT_NONE);
 }
 
 }  // namespace cuemu

@@ -21,6 +21,7 @@ struct DeviceTraits {
   bool has_virtual_memory = true;
   bool exports_files = true;
   bool reads_host_addresses = true;
+  bool hides_memory = false;  // Virtual memory faults but where work of a stream reads it.
   size_t lockable_bytes = size_t{1} << 40;  // Of host memory.
 };
 
@@ -36,5 +37,14 @@ int RangesReserved();
 // For the runtime: takes device memory from what there is, or answers that it is full.
 bool TakeDeviceBytes(size_t bytes);
 void GiveDeviceBytes(size_t bytes);
+
+// For the runtime: while it lives, work of a stream runs, which sees what is hidden. One at a time.
+class Working {
+ public:
+  Working();
+  ~Working();
+  Working(const Working&) = delete;
+  Working& operator=(const Working&) = delete;
+};
 
 }  // namespace cuemu

@@ -48,6 +48,7 @@ void RunUntil(Stream& stream, uint64_t count) {
     const std::function<void()> work = std::move(stream.queue.front());
     stream.queue.pop_front();
     ++stream.done;
+    const cuemu::Working working;
     work();
   }
 }

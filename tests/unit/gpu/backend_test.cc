@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
@@ -49,17 +50,32 @@ struct Asked {
     AttendReference(Attend());
   }
 
-  // From here on the tokens lie in `buffer`, which holds nothing else.
-  void MoveTo(std::span<std::byte> buffer) {
+  // From here on the tokens lie in `buffer`, which holds nothing else, once these appends are run.
+  AppendArgs MoveTo(std::span<std::byte> buffer) {
+    const size_t row_bytes = lane.dim() * DtypeBytes(lane.options().dtype);
+    const std::byte* const key = extents[0].key;
+    const std::byte* const value = extents[0].value;
     for (Extent& extent : extents) {
-      const size_t bytes =
-          static_cast<size_t>(extent.slots) * lane.dim() * DtypeBytes(lane.options().dtype);
-      for (const std::byte** part : {&extent.key, &extent.value}) {
-        std::memcpy(buffer.data(), *part, bytes);
-        *part = buffer.data();
-        buffer = buffer.subspan((bytes + 15) / 16 * 16);
+      const auto slots = static_cast<size_t>(extent.slots);
+      for (size_t slot = 0; slot < slots; ++slot) {
+        key_slot.push_back(buffer.data() + slot * row_bytes);
+        value_slot.push_back(buffer.data() + (slots + slot) * row_bytes);
       }
+      extent.key = buffer.data();
+      extent.value = buffer.data() + slots * row_bytes;
+      buffer = buffer.subspan(2 * slots * row_bytes);
     }
+    norms.resize(2 * lane.slots());
+    return {.dtype = lane.options().dtype,
+            .head_dim = lane.options().head_dim,
+            .tokens = static_cast<int>(lane.slots()),
+            .key = key,
+            .value = value,
+            .stride = row_bytes,
+            .key_slot = key_slot,
+            .value_slot = value_slot,
+            .key_norm = std::span(norms).first(lane.slots()),
+            .value_norm = std::span(norms).last(lane.slots())};
   }
 
   AttendArgs Attend() {
@@ -90,8 +106,9 @@ struct Asked {
   std::vector<Extent> extents;
   std::vector<float> query;
   std::vector<int32_t> query_index;
-  std::vector<float> output, lse, logits, slot_result;
+  std::vector<float> output, lse, logits, slot_result, norms;
   std::vector<double> mass;
+  std::vector<std::byte*> key_slot, value_slot;
 };
 
 class BackendTest : public testing::TestWithParam<BackendUnderTest> {
@@ -113,6 +130,7 @@ class BackendTest : public testing::TestWithParam<BackendUnderTest> {
         expected.emplace_back((args.*result).begin(), (args.*result).end());
         args.*result = expected.back();
       }
+      if constexpr (requires { args.extents; }) args.extents = AtHome(args.extents);
       reference(args);
     }
     Run(batch);
@@ -129,6 +147,10 @@ class BackendTest : public testing::TestWithParam<BackendUnderTest> {
       }
     }
   }
+  // The caller's own copy of extents that may lie in device memory.
+  std::span<const Extent> AtHome(std::span<const Extent> extents) const {
+    return at_home_.at(extents.data())->extents();
+  }
   static bool ElementsAgree(std::byte got, std::byte expected, double /*tolerance*/) {
     return got == expected;
   }
@@ -143,18 +165,37 @@ class BackendTest : public testing::TestWithParam<BackendUnderTest> {
     std::vector<std::unique_ptr<Asked>> lanes;
     for (const int slots : {90, 1, 32, 300, 65}) {
       lanes.push_back(std::make_unique<Asked>(slots, 3, random_));
+      at_home_[lanes.back()->extents.data()] = &lanes.back()->lane;
     }
     for (size_t i = 0; i < lanes.size(); i += 2) {
-      auto memory = backend_->Allocate(lanes[i]->lane.slots() * lanes[i]->lane.dim() * 8 + 4096);
+      auto memory = backend_->Allocate(lanes[i]->lane.slots() * lanes[i]->lane.dim() * 4);
       EXPECT_OK(memory);
-      lanes[i]->MoveTo(memory->bytes());
+      Run(std::vector<AppendArgs>{lanes[i]->MoveTo(memory->bytes())});
       memory_.push_back(*std::move(memory));
     }
     return lanes;
   }
 
+  // Device memory as bytes, which may only be read there. `from` is a multiple of 16 bytes.
+  std::vector<std::byte> ReadBack(std::span<const std::byte> from) {
+    std::vector<const std::byte*> rows;
+    for (size_t b = 0; b < from.size(); b += 16) rows.push_back(from.data() + b);
+    std::vector<std::byte> bytes(from.size());
+    std::vector<GatherArgs> pages;
+    for (size_t first = 0; first < rows.size(); first += 2) {  // A key and a value of four f32.
+      const auto row = std::span(rows).subspan(first);
+      pages.push_back({.shape = {.tokens = 1, .head_dim = 4, .dtype = Dtype::kF32},
+                       .key_slot = row.first(1),
+                       .value_slot = row.subspan(row.size() > 1 ? 1 : 0, 1),
+                       .page = std::span(bytes).subspan(first * 16, 32)});
+    }
+    Run(pages);
+    return bytes;
+  }
+
   const std::unique_ptr<Backend> backend_{GetParam().make()};
   std::vector<DeviceBuffer> memory_;
+  std::map<const Extent*, const SampleLane*> at_home_;
   std::mt19937_64 random_{test::RandomSeed()};
 };
 INSTANTIATE_TEST_SUITE_P(Every, BackendTest, testing::ValuesIn(EveryBackend()),
@@ -166,8 +207,9 @@ TEST_P(BackendTest, MemoryIsZeroedAndAligned) {
 
   EXPECT_EQ(bytes.size(), (size_t{5} << 20) + 12345);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(bytes.data()) % (size_t{2} << 20), 0U);
-  EXPECT_TRUE(
-      std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{}; }));
+  for (const size_t first : {size_t{0}, size_t{3} << 20, (size_t{5} << 20) + 12288}) {
+    EXPECT_THAT(ReadBack(bytes.subspan(first, 32)), testing::Each(std::byte{0})) << first;
+  }
 }
 
 TEST_P(BackendTest, MemoryThatNoMachineHasIsRefused) {
@@ -490,15 +532,28 @@ TEST_P(BackendOnPagesTest, BoundsAnswerAsTheReference) {
 }
 
 TEST_P(BackendTest, ZeroLeavesNothingInsideAndEverythingBeside) {
-  ASSERT_OK_AND_ASSIGN(const DeviceBuffer pool, backend_->Allocate(4096));
-  std::memset(pool.bytes().data(), 0x5A, 4096);
+  ASSERT_OK_AND_ASSIGN(const DeviceBuffer pool, backend_->Allocate(512));
+  const std::vector<std::byte> row(256, std::byte{0x5A});
+  std::vector<std::byte*> key_slot = {pool.bytes().data()};
+  std::vector<std::byte*> value_slot = {pool.bytes().data() + 256};
+  std::vector<float> norm(2);
+  Run(std::vector<AppendArgs>{{.dtype = Dtype::kF32,
+                               .head_dim = 64,
+                               .tokens = 1,
+                               .key = row.data(),
+                               .value = row.data(),
+                               .stride = 256,
+                               .key_slot = key_slot,
+                               .value_slot = value_slot,
+                               .key_norm = std::span(norm).first(1),
+                               .value_norm = std::span(norm).last(1)}});
   std::vector<std::byte> own(100, std::byte{0x5A});
 
-  Run(std::vector<ZeroArgs>{{pool.bytes().subspan(1024, 1000)}, {std::span(own).first(60)}});
+  Run(std::vector<ZeroArgs>{{pool.bytes().subspan(100, 200)}, {std::span(own).first(60)}});
 
-  for (size_t i = 0; i < 4096; ++i) {
-    const bool is_inside = i >= 1024 && i < 2024;
-    ASSERT_EQ(pool.bytes()[i], is_inside ? std::byte{0} : std::byte{0x5A}) << i;
+  const std::vector<std::byte> bytes = ReadBack(pool.bytes());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    ASSERT_EQ(bytes[i], i >= 100 && i < 300 ? std::byte{0} : std::byte{0x5A}) << i;
   }
   for (size_t i = 0; i < own.size(); ++i) {
     ASSERT_EQ(own[i], i < 60 ? std::byte{0} : std::byte{0x5A}) << i;

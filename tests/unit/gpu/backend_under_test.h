@@ -9,8 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "gtest/gtest.h"
+
 #include "gpu/backend.h"
 #include "gpu/cpu/cpu_backend.h"
+#if defined(EBBTIDE_CUDA_EMULATED)
+#include "gpu/cuda/cuda_backend.h"
+#include "tests/cuemu/device.h"
+#endif
 
 namespace ebbtide::gpu {
 
@@ -28,8 +34,26 @@ std::unique_ptr<Backend> MakeCpuBackend() {
   return std::make_unique<CpuBackend>(kThreads);
 }
 
+#if defined(EBBTIDE_CUDA_EMULATED)
+template <size_t kCarriedBytesMax>
+std::unique_ptr<Backend> MakeCudaBackend() {
+  cuemu::SetDevice({.hides_memory = true});
+  auto backend = CudaBackend::Make({.carried_bytes_max = kCarriedBytesMax});
+  EXPECT_TRUE(backend.ok()) << backend.status();
+  return *std::move(backend);
+}
+#endif
+
+// The last one waits in the middle of a batch for what it carried.
 inline std::vector<BackendUnderTest> EveryBackend() {
-  return {{"cpu_on_one_thread", &MakeCpuBackend<1>}, {"cpu_on_three_threads", &MakeCpuBackend<3>}};
+  return {
+    {"cpu_on_one_thread", &MakeCpuBackend<1>}, {"cpu_on_three_threads", &MakeCpuBackend<3>},
+#if defined(EBBTIDE_CUDA_EMULATED)
+        {"cuda", &MakeCudaBackend<(size_t{64} << 20)>}, {
+      "cuda_that_carries_little", &MakeCudaBackend<4096>
+    }
+#endif
+  };
 }
 
 }  // namespace ebbtide::gpu

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each operation reads and writes: replaces the arrays that its args name by ones that the
+// device reaches. Tested by tests/unit/gpu/backend_test.cc.
+
+#pragma once
+
+#include <cstddef>
+
+#include "gpu/backend.h"
+#include "gpu/cuda/carried_arrays.h"
+
+namespace ebbtide::gpu {
+
+inline size_t RowBytes(Dtype dtype, int head_dim) {
+  return static_cast<size_t>(head_dim) * DtypeBytes(dtype);
+}
+
+inline void Bring(AppendArgs& args, CarriedArrays& arrays) {
+  const size_t row_bytes = RowBytes(args.dtype, args.head_dim);
+  const auto tokens = static_cast<size_t>(args.tokens);
+  size_t stride = args.stride;
+  arrays.InRows(args.key, tokens, row_bytes, stride);
+  arrays.InRows(args.value, tokens, row_bytes, args.stride);
+  EBBTIDE_CHECK(stride == args.stride || tokens == 0,
+                "append: keys and values lie in device memory both or neither");
+  arrays.Out(args.key_slot, row_bytes);
+  arrays.Out(args.value_slot, row_bytes);
+  arrays.Out(args.key_norm);
+  arrays.Out(args.value_norm);
+}
+
+inline void Bring(AttendArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  arrays.In(args.query);
+  arrays.In(args.query_index);
+  arrays.Out(args.output);
+  arrays.Out(args.lse);
+  arrays.Out(args.logits);
+}
+
+inline void Bring(BoundArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.query);
+  arrays.In(args.digest, DigestBytes(args.head_dim));
+  arrays.In(args.absent);
+  arrays.In(args.resident_logit_sum);
+  arrays.In(args.resident_logit_error);
+  arrays.Out(args.mass_low);
+  arrays.Out(args.mass_high);
+  arrays.Out(args.mass_estimate);
+}
+
+inline void Bring(CodeErrorArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.query);
+  arrays.In(args.digest);
+  arrays.In(args.coarse);
+  arrays.Out(args.logit_error);
+  arrays.Out(args.logit_error_joint);
+  arrays.Out(args.logit_deviation);
+  arrays.Out(args.key_error);
+  arrays.Out(args.value_error);
+  arrays.Out(args.value_error_joint);
+  arrays.Out(args.value_deviation);
+}
+
+inline void Bring(DamageArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  arrays.In(args.logits);
+  arrays.In(args.lse);
+  arrays.In(args.centre);
+  arrays.In(args.rest_output);
+  arrays.In(args.rest_lse);
+  arrays.Out(args.damage);
+}
+
+inline void Bring(DecodeArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.digest);
+  arrays.In(args.coarse);
+  arrays.In(args.fine);
+  arrays.Out(args.page);
+}
+
+inline void Bring(DigestArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.page);
+  arrays.Out(args.digest);
+}
+
+inline void Bring(EncodeArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.page);
+  arrays.In(args.digest);
+  arrays.Out(args.coarse);
+  arrays.Out(args.fine);
+}
+
+inline void Bring(GatherArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.key_slot, args.shape.row_bytes());
+  arrays.In(args.value_slot, args.shape.row_bytes());
+  arrays.Out(args.page);
+}
+
+inline void Bring(GeometryArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  arrays.Out(args.score);
+}
+
+inline void Bring(MassArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.logits);
+  arrays.In(args.lse);
+  arrays.InOut(args.mass);
+}
+
+inline void Bring(MergeArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.part_output);
+  arrays.In(args.part_lse);
+  arrays.InOut(args.output);
+  arrays.InOut(args.lse);
+}
+
+inline void Bring(ValueDistanceArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.output);
+  arrays.In(args.digest, DigestBytes(args.head_dim));
+  arrays.Out(args.distance);
+}
+
+inline void Bring(WeightedValueArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  arrays.In(args.weight);
+  arrays.Out(args.output);
+}
+
+inline void Bring(ZeroArgs& args, CarriedArrays& arrays) {
+  arrays.Out(args.bytes);
+}
+
+}  // namespace ebbtide::gpu

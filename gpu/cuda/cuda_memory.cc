@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "gpu/cuda/cuda_memory.h"
+
+#include <cuda_runtime_api.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/bytes.h"
+#include "gpu/cuda/cuda_status.h"
+
+namespace ebbtide::gpu {
+namespace {
+
+template <class Memory>
+absl::StatusOr<Memory> Owned(const char* kind, size_t bytes, void* memory, cudaError_t error) {
+  if (error == cudaSuccess) return Memory(static_cast<std::byte*>(memory));
+  (void)cudaGetLastError();  // Known now, not an answer to the next launch.
+  return CudaStatus(absl::StrCat(kind, " memory of ", FormatBytes(bytes)), error);
+}
+
+}  // namespace
+
+// What cannot be freed is the device's, which is lost then: nobody is told.
+void FreeDeviceMemory::operator()(std::byte* memory) const {
+  (void)cudaFree(memory);
+}
+void FreePinnedMemory::operator()(std::byte* memory) const {
+  (void)cudaFreeHost(memory);
+}
+
+absl::StatusOr<DeviceMemory> AllocateDevice(size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, bytes);
+  return Owned<DeviceMemory>("device", bytes, memory, error);
+}
+
+absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+  return Owned<PinnedMemory>("pinned", bytes, memory, error);
+}
+
+}  // namespace ebbtide::gpu
