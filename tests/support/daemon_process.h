@@ -29,6 +29,8 @@ class DaemonProcess {
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
+
   // The next line of its standard output; "" once it ends, or after thirty seconds.
   std::string ReadLine();
   // All that is left of its standard output, up to its end.
