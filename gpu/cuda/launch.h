@@ -32,9 +32,9 @@ __device__ __forceinline__ unsigned PartOf(unsigned lane_blocks) {
 }
 
 struct LaunchShape {
-  const char* operation;  // For messages.
+  const char* operation = "";  // For messages.
   dim3 grid;
-  unsigned threads;
+  unsigned threads = 1;
 };
 
 template <class... Parameters, class... Arguments>

@@ -40,7 +40,7 @@ constexpr int kThreads = 128;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 class CuemuTest : public testing::Test {
- protected:
+ public:
   CuemuTest() {
     // A process of its own: after a fork the thread sanitizer takes fibers for threads that are
     // gone.

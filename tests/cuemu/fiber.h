@@ -36,7 +36,8 @@ class Fiber {
   ucontext_t context_ = {};
   void* stack_ = nullptr;
   size_t stack_bytes_ = 0;
-  void* sanitizer_ = nullptr;  // TSan: its name of the fiber. ASan: the fiber's fake stack.
+  [[maybe_unused]] void* sanitizer_ =
+      nullptr;  // TSan: its name of the fiber. ASan: the fiber's fake stack.
 };
 
 }  // namespace cuemu

@@ -38,8 +38,8 @@ struct Thread {
   Coordinates at{};
   State state = State::kDone;
   Meeting meeting;
-  alignas(16) std::byte in[kValueBytes];
-  alignas(16) std::byte out[kValueBytes];
+  alignas(16) std::byte in[kValueBytes] = {};
+  alignas(16) std::byte out[kValueBytes] = {};
   int predicates = 0;  // Of the barrier it has passed.
 };
 
@@ -183,7 +183,7 @@ void Machine::Entry() {
   Machine& machine = TheMachine();
   for (;;) {
     Acquire(&machine.started_);
-    (*machine.body_)();
+    (*machine.body_)();  // NOLINT(clang-analyzer-core.CallAndMessage): Run has set it.
     Release(&machine.returned_);
     machine.Returned();
   }
@@ -257,7 +257,8 @@ bool Machine::FinishMeetingOf(int thread) {
   Warp& warp = warps_[thread / kWarpLanes];
   const unsigned lanes = threads_[thread].meeting.mask & warp.alive;
   if ((warp.waiting & lanes) != lanes) return false;
-  Thread* const first = &threads_[thread / kWarpLanes * kWarpLanes];
+  const int first_thread = thread / kWarpLanes * kWarpLanes;
+  Thread* const first = &threads_[first_thread];
   const Meeting& meeting = threads_[thread].meeting;
   const void* in[kWarpLanes] = {};
   void* out[kWarpLanes] = {};
@@ -273,7 +274,7 @@ bool Machine::FinishMeetingOf(int thread) {
   if (meeting.combine != nullptr) meeting.combine(lanes, in, out);
   warp.waiting &= ~lanes;
   for (unsigned left = lanes; left != 0; left &= left - 1) {
-    Wake(static_cast<int>(first - threads_) + std::countr_zero(left));
+    Wake(first_thread + std::countr_zero(left));
   }
   return true;
 }

@@ -25,7 +25,7 @@ namespace ebbtide::gpu {
 namespace {
 
 class CudaLanesTest : public testing::Test {
- protected:
+ public:
   ~CudaLanesTest() override { cuemu::SetSeed(0); }
 };
 
@@ -113,7 +113,7 @@ TEST_F(CudaLanesTest, AttendTakesSeveralLaunchesWhereScratchIsShort) {
   RunOnCuda<AttendArgs>(&AttendCuda, lanes);
   const std::vector<float> output_one = one.output;
   const std::vector<float> output_two = two.output;
-  const auto stream = CudaStream::Make(4 * 8 * 32 * 4);  // Bytes of four partials.
+  const auto stream = CudaStream::Make(size_t{4} * 8 * 32 * 4);  // Bytes of four partials.
   ASSERT_TRUE(stream.ok());
   one.output.assign(one.output.size(), -1.0F);
   two.output.assign(two.output.size(), -1.0F);
@@ -219,7 +219,7 @@ struct Tokens {
   }
 
   static constexpr int kHeadDim = 24;
-  static constexpr size_t kRowBytes = 2 * kHeadDim;
+  static constexpr size_t kRowBytes = size_t{2} * kHeadDim;
   std::vector<std::byte> key, value, key_copy, value_copy;
   std::vector<const std::byte*> key_from, value_from;
   std::vector<std::byte*> key_slot, value_slot;

@@ -27,7 +27,7 @@ __global__ void Copy(int* to, const int* from, int count) {
 }
 
 class CudaStreamTest : public testing::Test {
- protected:
+ public:
   CudaStreamTest() : stream_(CudaStream::Make().value()) {}
   ~CudaStreamTest() override { cuemu::HealDevice(); }
   CudaStreamTest(const CudaStreamTest&) = delete;
