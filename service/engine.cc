@@ -33,6 +33,34 @@ absl::Status CheckPagesFit(const Geometry& geometry, uint64_t pages, uint64_t an
                              " B for a message; ask for at most ", pages_max, " pages per call"));
 }
 
+constexpr uint64_t kPagesAtOnceMax = 32;  // Of one lane, between looks at the clock.
+
+PageBytes AnswerOf(const PageRequest& request, const Ticket& ticket,
+                   std::span<const int64_t> positions) {
+  const Geometry& geometry = ticket.sequence->model->geometry;
+  const int32_t first = request.page * geometry.page_tokens;
+  const int32_t tokens = std::min(geometry.page_tokens, ticket.length - first);
+  const std::span<const int64_t> own =
+      positions.subspan(static_cast<size_t>(first), static_cast<size_t>(tokens));
+  PageBytes answer{.first_index = static_cast<uint64_t>(first),
+                   .tokens = static_cast<uint32_t>(tokens),
+                   .tier = request.tier,
+                   .state = request.state == FetchState::kOk        ? PageAnswer::kOk
+                            : request.state == FetchState::kCorrupt ? PageAnswer::kCorrupt
+                                                                    : PageAnswer::kMissing,
+                   .k = {},
+                   .v = {},
+                   .positions = {own.begin(), own.end()}};
+  if (request.state != FetchState::kOk) return answer;
+  const gpu::PageShape shape = geometry.page_shape();
+  const size_t bytes = static_cast<size_t>(tokens) * shape.row_bytes();
+  const auto keys = request.bytes.first(bytes);
+  const auto values = request.bytes.subspan(shape.half_bytes(), bytes);
+  answer.k.assign(keys.begin(), keys.end());
+  answer.v.assign(values.begin(), values.end());
+  return answer;
+}
+
 class PlainEngine final : public Engine {
  public:
   PlainEngine(const EngineOptions& options, const EngineParts& parts, gpu::DeviceBuffer pool,
@@ -173,34 +201,27 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
   EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(parts_.backend));
   PageSource source(cache_, tiers_, staging_, device, ticket);
   const std::vector<int64_t> positions = cache_.Positions(ticket);
-  for (uint64_t page = args.first_page; page < args.first_page + count; ++page) {
-    const auto number = static_cast<int32_t>(page);
-    PageRequest request{.kv_head = head, .page = number};
-    source.Fetch({&request, 1});
-    if (request.state == FetchState::kUnavailable) {
-      return Refuse(absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
-                    absl::StrCat("page ", page,
-                                 " lies in the rocksdb tier, which does not answer now; retry"));
+  const uint64_t at_once = std::clamp<uint64_t>(
+      source.group_bytes() / geometry.page_shape().page_bytes(), 1, kPagesAtOnceMax);
+  for (uint64_t page = args.first_page; page < args.first_page + count; page += at_once) {
+    if (parts_.clock.SinceStart() >= args.deadline) {
+      return Refuse(absl::StatusCode::kDeadlineExceeded, "OUT_OF_TIME",
+                    absl::StrCat("time ran out at page ", page, " of ", args.first_page, " to ",
+                                 args.first_page + count - 1, "; ask for fewer per call"));
     }
-    const int32_t first = number * geometry.page_tokens;
-    const int32_t tokens = std::min(geometry.page_tokens, ticket.length - first);
-    answers.push_back(
-        {.first_index = static_cast<uint64_t>(first),
-         .tokens = static_cast<uint32_t>(tokens),
-         .tier = request.tier,
-         .state = request.state == FetchState::kOk        ? PageAnswer::kOk
-                  : request.state == FetchState::kCorrupt ? PageAnswer::kCorrupt
-                                                          : PageAnswer::kMissing,
-         .k = {},
-         .v = {},
-         .positions = {positions.begin() + first, positions.begin() + first + tokens}});
-    if (request.state != FetchState::kOk) continue;
-    const gpu::PageShape shape = geometry.page_shape();
-    const size_t bytes = static_cast<size_t>(tokens) * shape.row_bytes();
-    const auto keys = request.bytes.first(bytes);
-    const auto values = request.bytes.subspan(shape.half_bytes(), bytes);
-    answers.back().k.assign(keys.begin(), keys.end());
-    answers.back().v.assign(values.begin(), values.end());
+    std::vector<PageRequest> requests(std::min(at_once, args.first_page + count - page));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      requests[i] = {.kv_head = head, .page = static_cast<int32_t>(page + i)};
+    }
+    source.Fetch(requests, args.deadline - parts_.clock.SinceStart());
+    for (const PageRequest& request : requests) {
+      if (request.state == FetchState::kUnavailable) {
+        return Refuse(absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
+                      absl::StrCat("page ", request.page,
+                                   " lies in the rocksdb tier, which does not answer now; retry"));
+      }
+      answers.push_back(AnswerOf(request, ticket, positions));
+    }
   }
   return answers;
 }

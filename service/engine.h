@@ -51,6 +51,7 @@ struct ReadPagesArgs {
   uint64_t first_page = 0;
   uint64_t page_count = 0;  // 0: to the end.
   uint64_t answer_bytes_max = std::numeric_limits<uint64_t>::max();
+  absl::Duration deadline = absl::InfiniteDuration();  // On the steady clock.
 };
 
 // Thread-safe.

@@ -301,7 +301,7 @@ class Climb {
                           .page = lanes_[choice.lane].pages()[choice.page].page,
                           .part = PartOf(choice.rung)});
     }
-    tools_.source.Fetch(requests);
+    tools_.source.Fetch(requests, tools_.deadline - tools_.clock.SinceStart());
 
     std::vector<std::vector<AbsentPage*>> exact(lanes_.size());
     std::vector<std::vector<std::span<const std::byte>>> exact_bytes(lanes_.size());

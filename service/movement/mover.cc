@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "gpu/device.h"
 #include "gpu/kernels/codes.h"
@@ -160,11 +161,18 @@ bool Mover::MoveOneDown() {
 
 absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
   const absl::Status status = tiers_.rocksdb->Write({&write, 1});
-  const absl::MutexLock lock(&mu_);
-  if (status.ok() || absl::IsInvalidArgument(status)) {
-    degraded_.clear();
-  } else {
-    degraded_ = std::string(status.message());
+  const bool is_well = status.ok() || absl::IsInvalidArgument(status);
+  bool was_well = false;
+  {
+    const absl::MutexLock lock(&mu_);
+    was_well = degraded_.empty();
+    degraded_ = is_well ? std::string() : std::string(status.message());
+  }
+  if (was_well && !is_well) {
+    Log(LogLevel::kWarn, "tier is degraded",
+        {{"tier", tiers_.rocksdb->name()}, {"why", std::string(status.message())}});
+  } else if (!was_well && is_well) {
+    Log(LogLevel::kInfo, "tier is well again", {{"tier", tiers_.rocksdb->name()}});
   }
   return status;
 }

@@ -25,11 +25,12 @@ FetchState StateOf(storage::PageState state) {
 
 }  // namespace
 
-void Staging::TakeShare() {
+bool Staging::TakeShare(absl::Duration patience) {
   const absl::MutexLock lock(&mu_);
   const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return free_ > 0; };
-  mu_.Await(absl::Condition(&is_free));
+  if (!mu_.AwaitWithTimeout(absl::Condition(&is_free), patience)) return false;
   --free_;
+  return true;
 }
 
 void Staging::GiveShare() {
@@ -58,11 +59,17 @@ std::span<std::byte> PageSource::Stage(size_t bytes) {
   return staged_.emplace_back(bytes);
 }
 
-void PageSource::Fetch(std::span<PageRequest> requests) {
+void PageSource::Fetch(std::span<PageRequest> requests, absl::Duration patience) {
   pinned_.clear();
   staged_.clear();
-  if (!holds_share_) staging_.TakeShare();
-  holds_share_ = true;
+  if (!holds_share_) holds_share_ = staging_.TakeShare(patience);
+  if (!holds_share_) {
+    for (PageRequest& request : requests) {
+      request.bytes = {};
+      request.state = FetchState::kUnavailable;
+    }
+    return;
+  }
   std::vector<Block> places = cache_.Places(sequence_);
   std::vector<PageRequest*> below;
   for (PageRequest& request : requests) {

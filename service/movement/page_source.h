@@ -42,7 +42,8 @@ class Staging {
   static constexpr int kShares = 4;
   explicit Staging(uint64_t bytes) : share_bytes_(bytes / kShares) {}
   uint64_t share_bytes() const { return share_bytes_; }
-  void TakeShare() ABSL_LOCKS_EXCLUDED(mu_);  // Waits for another fetch to give its share back.
+  // Waits for another fetch to give its share back; false where none did.
+  bool TakeShare(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
   void GiveShare() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -63,7 +64,8 @@ class PageSource {
   uint64_t bytes_of(storage::PagePart part) const;
 
   // Fills each request. The bytes of the last Fetch are given up.
-  void Fetch(std::span<PageRequest> requests);
+  // Others may have all the staging there is: after `patience` none is available.
+  void Fetch(std::span<PageRequest> requests, absl::Duration patience);
 
  private:
   struct PinnedBlock {

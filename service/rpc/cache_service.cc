@@ -113,6 +113,7 @@ grpc::Status CacheService::ReadPages(grpc::ServerContext* context,
                                      v1::ReadPagesResponse* response) {
   return Answer(*context, *request, *response, [&]() -> absl::Status {
     EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
+    const absl::Duration left = TimeLeft(*context, parts_.facts.call_deadline);
     EBBTIDE_ASSIGN_OR_RETURN(
         const std::vector<PageBytes> pages,
         parts_.engine.ReadPages({.sequence = request->sequence(),
@@ -120,7 +121,8 @@ grpc::Status CacheService::ReadPages(grpc::ServerContext* context,
                                  .kv_head = request->kv_head(),
                                  .first_page = request->first_page(),
                                  .page_count = request->page_count(),
-                                 .answer_bytes_max = parts_.facts.message_bytes_max}));
+                                 .answer_bytes_max = parts_.facts.message_bytes_max,
+                                 .deadline = parts_.clock.SinceStart() + left}));
     for (const PageBytes& page : pages) {
       WritePage(page, *response->add_pages());
     }

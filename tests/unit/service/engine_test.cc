@@ -289,6 +289,19 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   EXPECT_LT(ErrorsOf(with, tokens_, 1, 256, 1).relative, 1e-5);
 }
 
+TEST_F(EngineTest, PagesThatWouldNotFitAMessageOrTheTimeAreRefused) {
+  Worker worker(engine_.engine(), tokens_, "a");
+  worker.open = {.policy = "keydiff", .recall = "off", .budget_tokens = 48, .chunk_tokens = 40};
+  ASSERT_OK(worker.Open().status());
+  ASSERT_OK(worker.StepAllLayers({.first = 0, .count = 40, .phase = Phase::kPrefill}).status);
+
+  EXPECT_OK(engine_.engine().ReadPages({.sequence = "a"}).status());
+  EXPECT_THAT(engine_.engine().ReadPages({.sequence = "a", .answer_bytes_max = 4000}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ask for at most 1 pages")));
+  EXPECT_THAT(engine_.engine().ReadPages({.sequence = "a", .deadline = absl::ZeroDuration()}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("at page 0 of 0 to ")));
+}
+
 // An engine whose device fails as told.
 struct FailingDevice {
   FaultyBackend* device = nullptr;

@@ -53,7 +53,7 @@ class PageSourceTest : public testing::Test {
   }
 
   static PageRequest Fetch(PageSource& source, PageRequest request) {
-    source.Fetch({&request, 1});
+    source.Fetch({&request, 1}, absl::Seconds(10));
     return request;
   }
 
@@ -95,7 +95,7 @@ TEST_F(PageSourceTest, EveryLaneHasItsOwnPage) {
     for (int head = 0; head < 2; ++head) requests.push_back({.kv_head = head, .page = page});
   }
 
-  source->Fetch(requests);
+  source->Fetch(requests, absl::Seconds(10));
 
   for (const PageRequest& request : requests) {
     ASSERT_EQ(request.state, FetchState::kOk);
@@ -178,7 +178,7 @@ TEST_F(PageSourceTest, OneFetchReachesEveryTier) {
                                        {.kv_head = 0, .page = 2},
                                        {.kv_head = 0, .page = 0}};
 
-  source->Fetch(requests);
+  source->Fetch(requests, absl::Seconds(10));
 
   const std::vector<TierName> tiers = {TierName::kDevice, TierName::kRocksdb, TierName::kHost,
                                        TierName::kRocksdb};
@@ -256,14 +256,14 @@ TEST_F(PageSourceTest, TierThatDoesNotAnswerIsUnavailableForNow) {
   std::vector<PageRequest> requests = {{.kv_head = 0, .page = 0}, {.kv_head = 0, .page = 1}};
 
   stand_.below().Set({.refuse = 1});
-  source->Fetch(requests);
+  source->Fetch(requests, absl::Seconds(10));
 
   EXPECT_EQ(requests[0].state, FetchState::kUnavailable);
   EXPECT_EQ(requests[0].tier, TierName::kRocksdb);
   EXPECT_THAT(requests[0].bytes, IsEmpty());
   EXPECT_EQ(requests[1].state, FetchState::kOk);  // The host tier's is not held up.
   stand_.below().Set({});
-  source->Fetch(requests);
+  source->Fetch(requests, absl::Seconds(10));
   EXPECT_EQ(requests[0].state, FetchState::kOk);
 }
 
@@ -312,6 +312,22 @@ TEST_F(PageSourceTest, BytesInPlaceOutliveTheirBlockUntilTheNextFetch) {
   EXPECT_EQ(stand_.host_budget().used_bytes(), used_bytes - stand_.host_cost());
 }
 
+TEST_F(PageSourceTest, NobodyWaitsForStagingPastTheirPatience) {
+  const auto source = MakeSource();
+  for (int i = 0; i < Staging::kShares; ++i) {
+    ASSERT_TRUE(staging_.TakeShare(absl::ZeroDuration()));
+  }
+  PageRequest request{.kv_head = 1, .page = 2};
+
+  source->Fetch({&request, 1}, absl::Milliseconds(1));
+
+  EXPECT_EQ(request.state, FetchState::kUnavailable);
+  EXPECT_THAT(request.bytes, IsEmpty());
+  for (int i = 0; i < Staging::kShares; ++i) staging_.GiveShare();
+  source->Fetch({&request, 1}, absl::ZeroDuration());
+  EXPECT_EQ(request.state, FetchState::kOk);
+}
+
 TEST_F(PageSourceTest, SourceHoldsOneShareOfStagingWhileItLives) {
   stand_.Carry();
   std::vector<std::unique_ptr<PageSource>> sources;
@@ -333,7 +349,8 @@ TEST_F(PageSourceTest, SourceHoldsOneShareOfStagingWhileItLives) {
 
   waiting.join();
   for (int i = 0; i + 1 < Staging::kShares; ++i) sources.pop_back();
-  for (int i = 0; i < Staging::kShares; ++i) staging_.TakeShare();  // All are back.
+  for (int i = 0; i < Staging::kShares; ++i)
+    EXPECT_TRUE(staging_.TakeShare(absl::ZeroDuration()));  // All are back.
 }
 
 }  // namespace
