@@ -14,8 +14,10 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "gpu/cpu/cpu_backend.h"
+#include "gpu/make_cuda_backend.h"
 #include "service/engine.h"
 #include "service/policy/policy.h"
 #include "service/rpc/server.h"
@@ -56,14 +58,19 @@ absl::StatusOr<std::unique_ptr<storage::Tier>> OpenRocksdb(const RocksdbConfig& 
   return std::make_unique<storage::PatientTier>(*std::move(tier), storage::Patience{});
 }
 
-std::vector<std::string> NotesOf(const Config& config, const gpu::Backend& backend) {
-  std::vector<std::string> notes;
-  if (backend.is_simulated()) {
-    notes.push_back("the device tier is simulated: it lies in host memory");
+// CUDA where it is asked for, or can be had; `notes` say why where it can't.
+absl::StatusOr<std::unique_ptr<gpu::Backend>> ChooseBackend(const Config& config,
+                                                            std::vector<std::string>& notes) {
+  std::string why = "device.backend is cpu";
+  if (config.device.backend != BackendChoice::kCpu) {
+    absl::StatusOr<std::unique_ptr<gpu::Backend>> cuda = gpu::MakeCudaBackend();
+    if (cuda.ok()) return cuda;
+    if (config.device.backend == BackendChoice::kCuda) return Of("device.backend", cuda.status());
+    why = std::string(cuda.status().message());
+    Log(LogLevel::kInfo, "the device tier is simulated", {{"why", why}});
   }
-  notes.push_back(config.rocksdb.disabled ? "no tier below host: rocksdb.disabled is set"
-                                          : "the rocksdb tier starts empty");
-  return notes;
+  notes.push_back("the device tier is simulated, it lies in host memory: " + why);
+  return std::make_unique<gpu::CpuBackend>(static_cast<int>(config.server.threads));
 }
 
 }  // namespace
@@ -79,9 +86,7 @@ void CheckWithParts(LoadedConfig& loaded) {
 // In order of construction: each may use those above it.
 struct Daemon::Parts {
   explicit Parts(const Config& config)
-      : parallel(static_cast<int>(config.server.threads)),
-        backend(static_cast<int>(config.server.threads)),
-        host_budget(config.host.budget_bytes) {}
+      : parallel(static_cast<int>(config.server.threads)), host_budget(config.host.budget_bytes) {}
 
   // Nothing calls the engine once server and sweeper are gone; what it had carried ends before it.
   ~Parts() {
@@ -96,7 +101,7 @@ struct Daemon::Parts {
   Clock& clock = SteadyClock();
   ParallelFor parallel;
   ParallelFor disk_readers{kDiskReaders};
-  gpu::CpuBackend backend;
+  std::unique_ptr<gpu::Backend> backend;
   storage::ByteBudget host_budget;
   std::unique_ptr<storage::HostTier> host;
   std::unique_ptr<storage::Tier> rocksdb;
@@ -108,6 +113,8 @@ struct Daemon::Parts {
 
 absl::Status Daemon::Parts::Open(const Config& config) {
   EBBTIDE_ASSIGN_OR_RETURN(std::string boot_id, DrawBootId());
+  ServerFacts facts;
+  EBBTIDE_ASSIGN_OR_RETURN(backend, ChooseBackend(config, facts.notes));
   absl::StatusOr<std::unique_ptr<storage::HostTier>> opened =
       storage::HostTier::Create(host_budget);
   if (!opened.ok()) {
@@ -125,21 +132,21 @@ absl::Status Daemon::Parts::Open(const Config& config) {
                                           {.clock = clock,
                                            .carriers = *carriers,
                                            .parallel = parallel,
-                                           .backend = backend,
+                                           .backend = *backend,
                                            .host = *host,
                                            .host_budget = host_budget,
                                            .rocksdb = rocksdb.get(),
                                            .rocksdb_place = config.rocksdb.path}));
   sweeper = MakeThreadExecutor("sweep", 1, 1);
-  ServerFacts facts;
   facts.version = EBBTIDE_VERSION;
   facts.boot_id = std::move(boot_id);
-  facts.backend = backend.name();
-  facts.simulated_device = backend.is_simulated();
+  facts.backend = backend->name();
+  facts.simulated_device = backend->is_simulated();
   facts.default_recall = config.sequences.recall;
   facts.default_idle_timeout = config.sequences.idle_timeout;
   facts.started = clock.SinceStart();
-  facts.notes = NotesOf(config, backend);
+  facts.notes.push_back(config.rocksdb.disabled ? "no tier below host: rocksdb.disabled is set"
+                                                : "the rocksdb tier starts empty");
   absl::StatusOr<std::unique_ptr<RpcServer>> listening =
       RpcServer::Listen(config.server, std::move(facts), *engine, clock);
   if (!listening.ok()) {

@@ -18,6 +18,7 @@
 #include "gpu/cuda/cuda_stream.h"
 #include "gpu/cuda/device_pool.h"
 #include "gpu/cuda/kernels.h"
+#include "gpu/make_cuda_backend.h"
 
 namespace ebbtide::gpu {
 
@@ -165,6 +166,10 @@ struct Runner {
 };
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend() {
+  return CudaBackend::Make();
+}
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Make(const CudaBackendOptions& options) {
   EBBTIDE_ASSIGN_OR_RETURN(CudaDevice device, FindCudaDevice());

@@ -34,6 +34,16 @@ struct ServerConfig {
   friend bool operator==(const ServerConfig&, const ServerConfig&) = default;
 };
 
+// What computes on the device tier, and where that lies. kAuto: CUDA where it can be had, else the
+// simulated device.
+enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
+
+struct DeviceTierConfig {
+  uint64_t budget_bytes = 0;
+  BackendChoice backend = BackendChoice::kAuto;
+  friend bool operator==(const DeviceTierConfig&, const DeviceTierConfig&) = default;
+};
+
 struct MemoryTierConfig {
   uint64_t budget_bytes = 0;
   friend bool operator==(const MemoryTierConfig&, const MemoryTierConfig&) = default;
@@ -54,7 +64,7 @@ struct SequencesConfig {
 
 struct Config {
   ServerConfig server;
-  MemoryTierConfig device;
+  DeviceTierConfig device;
   MemoryTierConfig host;
   RocksdbConfig rocksdb;
   SequencesConfig sequences;

@@ -22,6 +22,7 @@ namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
+constexpr uint64_t kTiB = uint64_t{1} << 40;
 
 // A number's limits, its default, and where the default comes from.
 struct NumberRule {
@@ -40,6 +41,7 @@ class Resolver {
   void Resolve() {
     ResolveListen();
     ResolveServer();
+    ResolveBackend();
     ResolveMemoryTiers();
     ResolveRocksdb();
     ResolveSequences();
@@ -155,19 +157,37 @@ class Resolver {
                {0, 3'600'000, 20'000, "within the 30 s that Kubernetes grants"})));
   }
 
+  void ResolveBackend() {
+    BackendChoice& backend = loaded_.config.device.backend;
+    if (!IsSaid("device.backend", "CUDA where it can be had")) {
+      return;
+    }
+    const std::string& said = said_.device().backend();
+    if (said == "cpu") {
+      backend = BackendChoice::kCpu;
+    } else if (said == "cuda") {
+      backend = BackendChoice::kCuda;
+    } else if (said != "auto") {
+      Mistake("device.backend", absl::StrFormat("'%s' must be auto, cpu or cuda", said));
+    }
+  }
+
   void ResolveMemoryTiers() {
     const uint64_t memory = surroundings_.memory_bytes;
+    // What a device has is known to the device alone, which refuses more.
+    const bool is_elsewhere = loaded_.config.device.backend == BackendChoice::kCuda;
     const std::string of_memory = absl::StrFormat("of %s of memory", FormatBytes(memory));
     const auto part = [&](uint64_t divisor, uint64_t most) {
       return std::max(kMiB, std::min(memory / divisor / kMiB * kMiB, most));
     };
     const uint64_t device = loaded_.config.device.budget_bytes =
         Size("device.budget", said_.device().budget(),
-             {kMiB, memory, part(20, kGiB), absl::StrFormat("min(5 %% %s, 1 GiB)", of_memory)});
+             {kMiB, is_elsewhere ? kTiB : memory, part(20, kGiB),
+              absl::StrFormat("min(5 %% %s, 1 GiB)", of_memory)});
     const uint64_t host = loaded_.config.host.budget_bytes =
         Size("host.budget", said_.host().budget(),
              {kMiB, memory, part(4, 4 * kGiB), absl::StrFormat("min(25 %% %s, 4 GiB)", of_memory)});
-    if (device <= memory && host <= memory && device + host > memory) {
+    if (!is_elsewhere && device <= memory && host <= memory && device + host > memory) {
       Mistake(lines_.contains("host.budget") ? "host.budget" : "device.budget",
               absl::StrFormat("the device's %s (in host memory here) and the host tier's %s exceed "
                               "the %s this process may use",

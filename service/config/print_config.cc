@@ -29,6 +29,18 @@ std::string ExactSize(uint64_t bytes) {
   return absl::StrFormat("%d%s", bytes, kUnits[unit]);
 }
 
+const char* BackendName(BackendChoice backend) {
+  switch (backend) {
+    case BackendChoice::kAuto:
+      return "auto";
+    case BackendChoice::kCpu:
+      return "cpu";
+    case BackendChoice::kCuda:
+      return "cuda";
+  }
+  return "auto";
+}
+
 uint64_t ToMilliseconds(absl::Duration duration) {
   return static_cast<uint64_t>(absl::ToInt64Milliseconds(duration));
 }
@@ -45,6 +57,7 @@ v1::Config ToProto(const Config& config) {
   server.set_call_deadline_ms(ToMilliseconds(config.server.call_deadline));
   server.set_drain_ms(ToMilliseconds(config.server.drain));
   proto.mutable_device()->set_budget(ExactSize(config.device.budget_bytes));
+  proto.mutable_device()->set_backend(BackendName(config.device.backend));
   proto.mutable_host()->set_budget(ExactSize(config.host.budget_bytes));
   proto.mutable_rocksdb()->set_disabled(config.rocksdb.disabled);
   proto.mutable_rocksdb()->set_path(config.rocksdb.path);

@@ -179,6 +179,25 @@ TEST_F(DaemonTest, ConfigurationThatCannotBeReadStopsTheStart) {
   EXPECT_THAT(stand_.Stderr(), HasSubstr("can't be read: it is a folder"));
 }
 
+TEST_F(DaemonTest, WithoutADeviceItIsSimulatedAndEverySurfaceSaysWhy) {
+  const auto daemon = Serve({});
+
+  const std::string notes = said_["notes"].dump();
+  EXPECT_THAT(notes, AllOf(HasSubstr("device tier is simulated"), HasSubstr("CUDA")));
+  EXPECT_THAT(stand_.Stderr(), AllOf(HasSubstr("device tier is simulated"), HasSubstr("CUDA")));
+  EXPECT_THAT(InfoOf(Connect()).backend(), StartsWith("cpu ("));
+  EXPECT_THAT(InfoOf(Connect()).notes(0), HasSubstr("CUDA"));
+}
+
+TEST_F(DaemonTest, DeviceThatIsAskedForAndMissingStopsTheStart) {
+  const std::string file = stand_.WriteConfig("device: {backend: cuda}\n");
+
+  EXPECT_EQ(ExitCodeOf({"--config", file}), 1);
+
+  EXPECT_THAT(stand_.Stderr(), AllOf(HasSubstr("ebbtided: device.backend: "), HasSubstr("CUDA")));
+  EXPECT_EQ(ExitCodeOf({"--config", file, "--check-config"}), 0);
+}
+
 TEST_F(DaemonTest, WrongUsageExitsWithTwo) {
   EXPECT_EQ(ExitCodeOf({"--confg", "x"}), 2);
   EXPECT_EQ(ExitCodeOf({"serve"}), 2);

@@ -42,6 +42,7 @@ DaemonProcess::DaemonProcess(const DaemonSetup& setup) : stderr_file_(setup.stde
   arguments.insert(arguments.begin(), setup.program.string());
   std::vector<std::string> environment;
   for (const auto& [name, value] : setup.environment) environment.push_back(name + "=" + value);
+  environment.emplace_back("CUDA_VISIBLE_DEVICES=-1");  // Whatever this machine has.
   const std::vector<char*> argv = Pointers(arguments);
   const std::vector<char*> envp = Pointers(environment);
   std::array<int, 2> out = {};

@@ -71,6 +71,7 @@ TEST(LoadConfigTest, NothingSaidGivesDefaultsOfTheMachine) {
   EXPECT_EQ(loaded.config.server.threads, 4);
   EXPECT_EQ(loaded.config.server.message_bytes_max, 268435456);
   EXPECT_EQ(loaded.config.device.budget_bytes, 409 * kMiB);
+  EXPECT_EQ(loaded.config.device.backend, BackendChoice::kAuto);
   EXPECT_EQ(loaded.config.host.budget_bytes, 2 * kGiB);
   EXPECT_FALSE(loaded.config.rocksdb.disabled);
   EXPECT_EQ(loaded.config.rocksdb.path, "/home/ada/.local/state/ebbtide/rocksdb");
@@ -122,6 +123,7 @@ server:
   drain_ms: 0
 device:
   budget: 32MiB
+  backend: cpu
 host:
   budget: 0.5GiB
 rocksdb:
@@ -145,11 +147,20 @@ sequences:
       .drain = absl::ZeroDuration()};
   const Config expected = {
       .server = server,
-      .device = {.budget_bytes = 32 * kMiB},
+      .device = {.budget_bytes = 32 * kMiB, .backend = BackendChoice::kCpu},
       .host = {.budget_bytes = 512 * kMiB},
       .rocksdb = {.disabled = true, .path = "/data/ebbtide", .budget_bytes = 2 * kGiB},
       .sequences = {.idle_timeout = absl::Seconds(1), .recall = "exact"}};
   EXPECT_EQ(loaded.config, expected);
+}
+
+TEST(LoadConfigTest, CudaDeviceHasMemoryOfItsOwn) {
+  const LoadedConfig loaded =
+      LoadConfig("device: {backend: cuda, budget: 100GiB}\nhost: {budget: 7GiB}\n", Laptop());
+
+  ASSERT_THAT(loaded.mistakes, IsEmpty());
+  EXPECT_EQ(loaded.config.device.backend, BackendChoice::kCuda);
+  EXPECT_EQ(loaded.config.device.budget_bytes, 100 * kGiB);
 }
 
 TEST(LoadConfigTest, JsonIsReadToo) {
@@ -242,6 +253,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"host: {budget: 10 gib}", "host.budget: '10 gib' is not a size"},
         BadValue{"host: {budget: 9GiB}", "host.budget: 9GiB is outside 1 MiB to 8 GiB"},
         BadValue{"host: {budget: 7900MiB}", "exceed the 8 GiB"},
+        BadValue{"device: {budget: 100GiB}", "device.budget: 100GiB is outside 1 MiB to 8 GiB"},
+        BadValue{"device: {backend: gpu}", "device.backend: 'gpu' must be auto, cpu or cuda"},
         BadValue{"host: {budget: [1]}", "host.budget: has no value"},
         BadValue{"host: {budget: }", "host.budget: has no value"},
         BadValue{"host: 4GiB", "host: expected a mapping"},
