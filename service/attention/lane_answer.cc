@@ -120,8 +120,8 @@ void LaneAnswer::TakeResident() {
   if (query_.needs_bounds) BoundFromDigests();
 }
 
-void LaneAnswer::EnsureBounds() {
-  if (!mass_low_.empty()) return;
+absl::Status LaneAnswer::EnsureBounds(const gpu::Device& device) {
+  if (!mass_low_.empty()) return absl::OkStatus();
   // Nobody thought that anything would stay unread: the resident logits are drawn anew.
   resident_.logits.resize(static_cast<size_t>(rows()) * resident_.index.size());
   extents_ = FrameExtents(memory_, lane_.slot_index());
@@ -131,8 +131,9 @@ void LaneAnswer::EnsureBounds() {
   args.output = output;
   args.lse = lse;
   args.logits = resident_.logits;
-  gpu::AttendCpu(args);
+  EBBTIDE_RETURN_IF_ERROR(device.Run(std::span<const gpu::AttendArgs>(&args, 1)));
   BoundFromDigests();
+  return absl::OkStatus();
 }
 
 void LaneAnswer::FindAbsentPages() {

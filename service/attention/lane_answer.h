@@ -12,6 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
+
+#include "gpu/device.h"
 #include "gpu/extent.h"
 #include "gpu/kernels/attend.h"
 #include "gpu/kernels/spread.h"
@@ -95,7 +98,8 @@ class LaneAnswer {
                             std::span<const std::span<const std::byte>> bytes);
   void TakeExact();
   // Draws the digests' bounds where that was put off, since some page stays unread after all.
-  void EnsureBounds();
+  //   kResourceExhausted, kUnavailable  as gpu::Device::Run
+  absl::Status EnsureBounds(const gpu::Device& device);
 
   // The answer as it stands: output [rows, head_dim], lse [rows]; and how far its pages lie from
   // it.

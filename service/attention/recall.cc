@@ -62,10 +62,13 @@ class Climb {
 
   // Nothing goes uncertified.
   void Finish() {
+    const auto is_unread = [](const AbsentPage& page) { return page.rung == Rung::kDigest; };
+    for (LaneAnswer& lane : lanes_) {
+      if (std::ranges::any_of(lane.pages(), is_unread))
+        status_.Update(lane.EnsureBounds(tools_.device));
+    }
     tools_.parallel.Run(static_cast<int>(lanes_.size()), [this](int l) {
       LaneAnswer& lane = lanes_[static_cast<size_t>(l)];
-      const auto is_unread = [](const AbsentPage& page) { return page.rung == Rung::kDigest; };
-      if (std::ranges::any_of(lane.pages(), is_unread)) lane.EnsureBounds();
       if (!lane.has_bounds()) lane.DrawBounds();
     });
   }
