@@ -40,7 +40,7 @@ enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
 
 struct DeviceTierConfig {
   uint64_t budget_bytes = 0;
-  BackendChoice backend = BackendChoice::kAuto;
+  BackendChoice backend = BackendChoice::kCpu;
   friend bool operator==(const DeviceTierConfig&, const DeviceTierConfig&) = default;
 };
 

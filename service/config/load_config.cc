@@ -159,15 +159,15 @@ class Resolver {
 
   void ResolveBackend() {
     BackendChoice& backend = loaded_.config.device.backend;
-    if (!IsSaid("device.backend", "CUDA where it can be had")) {
+    if (!IsSaid("device.backend", "CUDA has not been measured on a device yet")) {
       return;
     }
     const std::string& said = said_.device().backend();
-    if (said == "cpu") {
-      backend = BackendChoice::kCpu;
+    if (said == "auto") {
+      backend = BackendChoice::kAuto;
     } else if (said == "cuda") {
       backend = BackendChoice::kCuda;
-    } else if (said != "auto") {
+    } else if (said != "cpu") {
       Mistake("device.backend", absl::StrFormat("'%s' must be auto, cpu or cuda", said));
     }
   }

@@ -180,7 +180,7 @@ TEST_F(DaemonTest, ConfigurationThatCannotBeReadStopsTheStart) {
 }
 
 TEST_F(DaemonTest, WithoutADeviceItIsSimulatedAndEverySurfaceSaysWhy) {
-  const auto daemon = Serve({});
+  const auto daemon = Serve({"--config", stand_.WriteConfig("device: {backend: auto}\n")});
 
   const std::string notes = said_["notes"].dump();
   EXPECT_THAT(notes, AllOf(HasSubstr("device tier is simulated"), HasSubstr("CUDA")));

@@ -71,7 +71,7 @@ TEST(LoadConfigTest, NothingSaidGivesDefaultsOfTheMachine) {
   EXPECT_EQ(loaded.config.server.threads, 4);
   EXPECT_EQ(loaded.config.server.message_bytes_max, 268435456);
   EXPECT_EQ(loaded.config.device.budget_bytes, 409 * kMiB);
-  EXPECT_EQ(loaded.config.device.backend, BackendChoice::kAuto);
+  EXPECT_EQ(loaded.config.device.backend, BackendChoice::kCpu);
   EXPECT_EQ(loaded.config.host.budget_bytes, 2 * kGiB);
   EXPECT_FALSE(loaded.config.rocksdb.disabled);
   EXPECT_EQ(loaded.config.rocksdb.path, "/home/ada/.local/state/ebbtide/rocksdb");
@@ -123,7 +123,7 @@ server:
   drain_ms: 0
 device:
   budget: 32MiB
-  backend: cpu
+  backend: auto
 host:
   budget: 0.5GiB
 rocksdb:
@@ -147,7 +147,7 @@ sequences:
       .drain = absl::ZeroDuration()};
   const Config expected = {
       .server = server,
-      .device = {.budget_bytes = 32 * kMiB, .backend = BackendChoice::kCpu},
+      .device = {.budget_bytes = 32 * kMiB, .backend = BackendChoice::kAuto},
       .host = {.budget_bytes = 512 * kMiB},
       .rocksdb = {.disabled = true, .path = "/data/ebbtide", .budget_bytes = 2 * kGiB},
       .sequences = {.idle_timeout = absl::Seconds(1), .recall = "exact"}};
