@@ -97,7 +97,7 @@ void CheckAgainstReference(const Lanes& lanes) {
   AttendCpu(lanes.Args(0, output, lse));
   AttendReference(lanes.Args(0, expected, expected_lse));
   for (size_t i = 0; i < output.size(); ++i) {
-    if (!(std::fabs(output[i] - expected[i]) <= 2e-6F)) {
+    if (!(std::fabs(output[i] - expected[i]) <= 2e-6F * std::max(1.0F, std::fabs(expected[i])))) {
       std::fprintf(stderr, "attend disagrees with its reference: %g for %g\n",
                    static_cast<double>(output[i]), static_cast<double>(expected[i]));
       std::exit(1);
