@@ -38,6 +38,7 @@ void Sequence::Truncate(int32_t length) {
   for (size_t i = 0; i < lanes.size(); ++i) lanes[i].Truncate(length);
   for (Layer& layer : layers) {
     layer.length = std::min(layer.length, length);
+    layer.observed_end = std::min(layer.observed_end, length);
     layer.last = {};
   }
   committed = std::min(committed, length);

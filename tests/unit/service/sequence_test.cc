@@ -55,6 +55,16 @@ void Seal(Sequence& sequence, size_t block, TierName tier) {
   sequence.blocks[block] = {.stage = BlockStage::kSealed, .tier = tier};
 }
 
+TEST(SequenceTest, QueriesOfTruncatedTokensAreObservedWhenTheyComeAgain) {
+  Sequence sequence = MakeSequence();
+  Append(sequence, 20);
+  for (Layer& layer : sequence.layers) layer.observed_end = 20;
+
+  sequence.Truncate(17);
+
+  for (const Layer& layer : sequence.layers) EXPECT_EQ(layer.observed_end, 17);
+}
+
 TEST(SequenceTest, StartsEmpty) {
   const Sequence sequence = MakeSequence();
 
