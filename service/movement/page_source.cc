@@ -61,6 +61,7 @@ std::span<std::byte> PageSource::Stage(size_t bytes) {
 
 void PageSource::Fetch(std::span<PageRequest> requests, absl::Duration patience) {
   pinned_.clear();
+  pinned_.reserve(requests.size());
   staged_.clear();
   if (!holds_share_) holds_share_ = staging_.TakeShare(patience);
   if (!holds_share_) {
@@ -130,7 +131,11 @@ const PageSource::PinnedBlock* PageSource::Pinned(int32_t block) {
     pinned_.erase(entry);
     return nullptr;
   }
-  const auto header = storage::ParseHeader(*pinned.pin);
+  // Without the padding behind it, whose bytes nobody uses.
+  const Model& model = *sequence_->model;
+  const uint64_t used = model.geometry.record(model.fingerprint).header_used_bytes();
+  const auto header =
+      storage::ParseHeader(pinned.pin->first(std::min<size_t>(used, pinned.pin->size())));
   if (header.ok() && header->key == key) pinned.header = *header;
   return &pinned;
 }
