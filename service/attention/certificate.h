@@ -42,9 +42,10 @@ struct UnreadPage {
 
 // What f32 arithmetic may have done to the answer, before it is rounded to the dtype it leaves in.
 struct Rounding {
-  double logit_error = 0;     // Of the logits attended: AttendLogitError (gpu/kernels/attend.h).
-  double sum_error = 0;       // Relative, of weighted sums: AttendSumError.
-  int merges = 0;             // Partial attentions merged one after the other, each rounded to f32.
+  double logit_error = 0;  // Of the logits attended: AttendLogitError (gpu/kernels/attend.h).
+  double sum_error = 0;    // Relative, of weighted sums: AttendSumError.
+  int merges = 0;  // Of partial attentions, in a row that each is rounded to f32 in: 1 where they
+                   // are joined in f64.
   double value_norm_max = 0;  // >= |value| of everything attended, decoded values too
   double output_norm = 0;     // |answer|
 };

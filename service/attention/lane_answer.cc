@@ -3,15 +3,19 @@
 #include "service/attention/lane_answer.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <numeric>
+
+#include "absl/container/inlined_vector.h"
 
 #include "base/status_macros.h"
 #include "gpu/element.h"
 #include "gpu/kernels/attend.h"
 #include "gpu/kernels/bound.h"
-#include "gpu/kernels/codes.h"
-#include "gpu/kernels/merge.h"
 
 namespace ebbtide::service {
 namespace {
@@ -22,50 +26,36 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 // (docs/decisions/0002-digest-ladder.md: the 99th percentile of true errors is then below it).
 constexpr double kDeviations = 4;
 
+// Of the answer's length: how far it may move before distances are measured anew. They grow by as
+// much at most, and values lie an answer's length from it or more (decision 0002: one to ten).
+constexpr double kAnchorReach = 1.0 / 64;
+
 double Norm(std::span<const float> v) {
   double sum = 0;
   for (const float x : v) sum += static_cast<double>(x) * x;
   return std::sqrt(sum);
 }
 
-// In f32, in eight sums that don't wait for each other; off by less than one part in 10^5.
-double SquaredDistance(std::span<const float> a, std::span<const float> b) {
-  float sums[8] = {};
-  size_t d = 0;
-  for (; d + 8 <= a.size(); d += 8) {
-    for (size_t l = 0; l < 8; ++l) {
-      const float x = a[d + l] - b[d + l];
-      sums[l] += x * x;
-    }
-  }
-  for (; d < a.size(); ++d) sums[0] += (a[d] - b[d]) * (a[d] - b[d]);
-  double sum = 0;
-  for (const float part : sums) sum += part;
-  return sum;
-}
-
 // From above.
 double Distance(std::span<const float> a, std::span<const float> b) {
-  return std::sqrt(SquaredDistance(a, b)) * (1 + 1e-5);
+  double sum = 0;
+  for (size_t d = 0; d < a.size(); ++d) {
+    const double off = static_cast<double>(a[d]) - b[d];
+    sum += off * off;
+  }
+  return std::sqrt(sum) * (1 + 1e-12);
 }
 
-// Of e^x, x normal with mean 0.
-float LogNormalVariance(double deviation) {
-  constexpr double kVarianceMax = 4;  // Beyond, nothing is known anyhow.
-  const double variance = std::min(deviation * deviation, kVarianceMax);
-  return static_cast<float>(std::exp(variance) * std::expm1(variance));
+// An f16 as f32, but 65536 and more for what is not finite: no branch, so that it is done in
+// vectors.
+float NearHalf(uint16_t half) {
+  const uint32_t bits = (half & 0x7FFFU) << 13 | (half & 0x8000U) << 16;
+  return std::bit_cast<float>(bits) * 0x1p112F;
 }
 
 bool IsForm(const AbsentPage& page) {
   return page.rung == Rung::kCoarse || page.rung == Rung::kFine;
 }
-
-// A decoded page, in the first-level cache while it is attended. Written before it is read.
-struct Decoded {
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default): see above
-  Decoded() {}
-  float element[2 * gpu::kPageTokensMax * gpu::kHeadDimMax];
-};
 
 gpu::CodeForm FormOf(Rung rung) {
   return rung == Rung::kCoarse ? gpu::CodeForm::k4Bit : gpu::CodeForm::k8Bit;
@@ -74,48 +64,52 @@ gpu::CodeForm FormOf(Rung rung) {
 }  // namespace
 
 LaneAnswer::LaneAnswer(const LaneQuery& query, const Lane& lane, const LaneMemory& memory)
-    : query_(query), lane_(lane), memory_(memory) {
-  const auto rows = static_cast<size_t>(query.rows());
-  exact_output_.resize(rows * head_dim());
-  exact_lse_.resize(rows);
-  output_.resize(rows * head_dim());
-  lse_.resize(rows);
-  for (size_t r = 0; r < rows; ++r) {
+    : query_(query),
+      lane_(lane),
+      memory_(memory),
+      exact_output_(row_count() * head_dim()),
+      exact_lse_(row_count(), kNothing),
+      forms_({.shape = memory.shape,
+              .scale = query.scale,
+              .rows = query.rows(),
+              .keeps_logits = query.keeps_logits,
+              .query = query.query}),
+      output_(row_count() * head_dim()),
+      lse_(row_count()),
+      moved_(row_count()),
+      estimate_(row_count()) {
+  for (size_t r = 0; r < row_count(); ++r) {
     query_norm_.push_back(
         static_cast<float>(Norm(query.query.subspan(r * head_dim(), head_dim())) * (1 + 1e-6)));
   }
 }
 
-gpu::AttendArgs LaneAnswer::Args(std::span<const gpu::Extent> extents, gpu::Dtype dtype) const {
+gpu::AttendArgs LaneAnswer::Args(Run& run, gpu::Dtype dtype) const {
+  run.output.resize(row_count() * head_dim());
+  run.lse.resize(row_count());
   return {.dtype = dtype,
           .head_dim = query_.head_dim,
           .group = query_.group,
           .queries = query_.queries,
           .scale = query_.scale,
-          .extents = extents,
+          .extents = run.extents,
           .query = query_.query,
           .query_index = query_.query_index,
-          .output = {},
-          .lse = {},
-          .logits = {}};
+          .output = run.output,
+          .lse = run.lse,
+          .logits = run.logits};
 }
 
 gpu::AttendArgs LaneAnswer::ResidentArgs() {
-  extents_ = FrameExtents(memory_, lane_.slot_index());
+  resident_.extents = FrameExtents(memory_, lane_.slot_index());
   resident_.index.assign(lane_.slot_index().begin(), lane_.slot_index().end());
-  if (query_.keeps_logits || query_.needs_bounds) {
-    resident_.logits.resize(static_cast<size_t>(rows()) * resident_.index.size());
-  }
-  gpu::AttendArgs args = Args(extents_, memory_.shape.dtype);
-  args.output = exact_output_;
-  args.lse = exact_lse_;
-  args.logits = resident_.logits;
-  return args;
+  if (query_.keeps_logits || query_.needs_bounds)
+    resident_.logits.resize(row_count() * resident_.index.size());
+  return Args(resident_, memory_.shape.dtype);
 }
 
 void LaneAnswer::TakeResident() {
-  exact_parts_ = 1;
-  exact_slots_ = lane_.slots();
+  TakeRun(resident_);
   FindAbsentPages();
   if (query_.needs_bounds) BoundFromDigests();
 }
@@ -123,14 +117,8 @@ void LaneAnswer::TakeResident() {
 absl::Status LaneAnswer::EnsureBounds(const gpu::Device& device) {
   if (!mass_low_.empty()) return absl::OkStatus();
   // Nobody thought that anything would stay unread: the resident logits are drawn anew.
-  resident_.logits.resize(static_cast<size_t>(rows()) * resident_.index.size());
-  extents_ = FrameExtents(memory_, lane_.slot_index());
-  std::vector<float> output(exact_output_.size());
-  std::vector<float> lse(exact_lse_.size());
-  gpu::AttendArgs args = Args(extents_, memory_.shape.dtype);
-  args.output = output;
-  args.lse = lse;
-  args.logits = resident_.logits;
+  resident_.logits.resize(row_count() * resident_.index.size());
+  const gpu::AttendArgs args = Args(resident_, memory_.shape.dtype);
   EBBTIDE_RETURN_IF_ERROR(device.Run(std::span<const gpu::AttendArgs>(&args, 1)));
   BoundFromDigests();
   return absl::OkStatus();
@@ -152,14 +140,18 @@ void LaneAnswer::FindAbsentPages() {
   }
 }
 
-// The absent ones, so that the others hide.
-void LaneAnswer::NameTokens(AbsentPage& page) const {
-  if (!page.index.empty()) return;
+uint64_t LaneAnswer::AbsentBits(const AbsentPage& page) const {
   const int32_t tokens = memory_.shape.tokens;
-  page.index.assign(static_cast<size_t>(tokens), gpu::kNoToken);
-  for (int32_t t = 0; t < tokens; ++t) {
-    if ((lane_.resident_bits(page.page) >> t & 1) == 0)
-      page.index[static_cast<size_t>(t)] = page.page * tokens + t;
+  const uint64_t all = tokens == 64 ? ~uint64_t{0} : (uint64_t{1} << tokens) - 1;
+  return ~lane_.resident_bits(page.page) & all;
+}
+
+// The absent ones, so that the others hide.
+void LaneAnswer::NameTokens(const AbsentPage& page, std::span<int32_t> index) const {
+  const uint64_t absent = AbsentBits(page);
+  for (size_t t = 0; t < index.size(); ++t) {
+    index[t] = (absent >> t & 1) != 0 ? page.page * memory_.shape.tokens + static_cast<int32_t>(t)
+                                      : gpu::kNoToken;
   }
 }
 
@@ -215,20 +207,20 @@ void LaneAnswer::BoundFromDigests() {
                  .mass_low = mass_low_,
                  .mass_high = mass_high_,
                  .mass_estimate = mass_guess_});
-  for (const AbsentPage& page : pages_) {
-    if (page.is_split) {
-      for (int row = 0; row < rows(); ++row) mass_low_[At(page, row)] = kNothing;
+  for (size_t p = 0; p < count; ++p) {
+    if (pages_[p].is_split) {
+      for (int row = 0; row < rows(); ++row) mass_low_[At(p, row)] = kNothing;
     }
-    if (query_.needs_guess) WidenGuess(page);
+    if (query_.needs_guess) WidenGuess(p);
   }
 }
 
 // Logits that spread normally around their mean add half their variance.
-void LaneAnswer::WidenGuess(const AbsentPage& page) {
-  const std::vector<float> variance = LogitVariances(page);
+void LaneAnswer::WidenGuess(size_t p) {
+  const std::vector<float> variance = LogitVariances(pages_[p]);
   for (int row = 0; row < rows(); ++row) {
-    float& guess = mass_guess_[At(page, row)];
-    guess = std::min(mass_high_[At(page, row)], guess + variance[static_cast<size_t>(row)] / 2);
+    float& guess = mass_guess_[At(p, row)];
+    guess = std::min(mass_high_[At(p, row)], guess + variance[static_cast<size_t>(row)] / 2);
   }
 }
 
@@ -236,303 +228,308 @@ void LaneAnswer::WidenGuess(const AbsentPage& page) {
 // four deviations wide.
 std::vector<float> LaneAnswer::LogitVariances(const AbsentPage& page) const {
   const gpu::DigestView digest(memory_.digest(page.page).data(), query_.head_dim);
-  std::vector<float> deviation;  // Of a channel.
-  deviation.reserve(head_dim());
+  std::array<float, gpu::kHeadDimMax> deviation;  // Of a channel.
   for (size_t d = 0; d < head_dim(); ++d) {
-    const float width = gpu::HalfToFloat(digest.key_high[d]) - gpu::HalfToFloat(digest.key_low[d]);
-    deviation.push_back(0.25F * query_.scale * width);
+    const float width = NearHalf(digest.key_high[d]) - NearHalf(digest.key_low[d]);
+    deviation[d] = 0.25F * query_.scale * width;
   }
-  const std::vector<float> zero(head_dim());
-  std::vector<float> product(head_dim());
   std::vector<float> variance;
-  for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
-    for (size_t d = 0; d < head_dim(); ++d)
-      product[d] = query_.query[r * head_dim() + d] * deviation[d];
-    variance.push_back(static_cast<float>(SquaredDistance(product, zero)));
+  for (size_t r = 0; r < row_count(); ++r) {
+    const float* const query = &query_.query[r * head_dim()];
+    float sums[8] = {};
+    size_t d = 0;
+    for (; d + 8 <= head_dim(); d += 8) {
+      for (size_t l = 0; l < 8; ++l) {
+        const float product = query[d + l] * deviation[d + l];
+        sums[l] += product * product;
+      }
+    }
+    for (; d < head_dim(); ++d) sums[0] += query[d] * deviation[d] * query[d] * deviation[d];
+    variance.push_back(std::accumulate(std::begin(sums), std::end(sums), 0.0F));
   }
   return variance;
 }
 
 void LaneAnswer::AttendForm(AbsentPage& page, Rung rung, std::span<const std::byte> part) {
-  const bool is_coarse = rung == Rung::kCoarse;
-  NameTokens(page);
-  if (page.form == nullptr) page.form = std::make_unique<PageForm>();
-  PageForm& form = *page.form;
-  if (is_coarse) form.coarse.assign(part.begin(), part.end());
-  const std::span<const std::byte> coarse = form.coarse;
-  const std::span<const std::byte> fine = is_coarse ? std::span<const std::byte>() : part;
-  const gpu::PageShape shape = memory_.shape;
-  const auto elements = static_cast<size_t>(shape.tokens) * head_dim();
-  Decoded buffer;
-  const std::span<float> decoded = std::span(buffer.element).first(2 * elements);
-  gpu::DecodeCpu({.shape = shape,
-                  .form = FormOf(rung),
-                  .digest = memory_.digest(page.page),
-                  .coarse = coarse,
-                  .fine = fine,
-                  .page = decoded});
+  const int32_t tokens = memory_.shape.tokens;
+  const uint64_t absent = AbsentBits(page);
+  absl::InlinedVector<uint64_t, 16> visible(row_count(), absent);
+  for (size_t r = 0; page.is_split && r < row_count(); ++r) {
+    const auto m = r % static_cast<size_t>(query_.queries);
+    const int32_t seen = std::clamp(query_.query_index[m] - page.page * tokens + 1, 0, tokens);
+    if (seen < tokens) visible[r] &= (uint64_t{1} << seen) - 1;
+  }
+  absl::InlinedVector<int32_t, gpu::kPageTokensMax> index(
+      query_.keeps_logits ? static_cast<size_t>(tokens) : 0);
+  NameTokens(page, {index.data(), index.size()});
+  forms_.Attend(NumberOf(page), {.form = FormOf(rung),
+                                 .digest = memory_.digest(page.page),
+                                 .part = part,
+                                 .visible = {visible.data(), visible.size()},
+                                 .index = {index.data(), index.size()}});
   page.rung = rung;
-  form.output.resize(static_cast<size_t>(rows()) * head_dim());
-  form.lse.resize(static_cast<size_t>(rows()));
-  form.logit_error.resize(static_cast<size_t>(rows()));
-  form.logit_error_joint.resize(static_cast<size_t>(rows()));
-  std::vector<float> deviation(static_cast<size_t>(rows()));
-  gpu::CodeErrorsCpu({.shape = shape,
-                      .form = FormOf(rung),
-                      .scale = query_.scale,
-                      .rows = rows(),
-                      .query = query_.query,
-                      .digest = memory_.digest(page.page),
-                      .coarse = coarse,
-                      .logit_error = form.logit_error,
-                      .logit_error_joint = form.logit_error_joint,
-                      .logit_deviation = deviation,
-                      .key_error = &form.key_error,
-                      .value_error = &form.value_error,
-                      .value_error_joint = &form.value_error_joint,
-                      .value_deviation = &form.value_deviation});
-  const gpu::Extent extent{.key = reinterpret_cast<const std::byte*>(decoded.data()),
-                           .value = reinterpret_cast<const std::byte*>(decoded.data() + elements),
-                           .index = page.index.data(),
-                           .slots = shape.tokens};
-  std::vector<float> logits(static_cast<size_t>(rows() * shape.tokens));
-  gpu::AttendArgs args = Args({&extent, 1}, gpu::Dtype::kF32);
-  args.output = form.output;
-  args.lse = form.lse;
-  args.logits = logits;
-  gpu::AttendCpu(args);
-  form.spread.resize(static_cast<size_t>(rows()));
-  form.focal_output.resize(form.output.size());
-  gpu::SpreadCpu({.rows = rows(),
-                  .tokens = shape.tokens,
-                  .head_dim = query_.head_dim,
-                  .value = decoded.subspan(elements),
-                  .logits = logits,
-                  .lse = form.lse,
-                  .output = form.output,
-                  .focal_output = form.focal_output,
-                  .spread = form.spread});
-  form.weight_variance.clear();
-  for (const float logit : deviation) form.weight_variance.push_back(LogNormalVariance(logit));
-  if (query_.keeps_logits) form.logits = std::move(logits);
 }
 
 gpu::AttendArgs LaneAnswer::ExactArgs(std::span<AbsentPage* const> pages,
                                       std::span<const std::span<const std::byte>> bytes) {
   const gpu::PageShape shape = memory_.shape;
-  extents_.clear();
-  recalled_.emplace_back();
-  Spill& spill = recalled_.back();
+  const auto tokens = static_cast<size_t>(shape.tokens);
+  Run& run = recalled_.emplace_back();
+  run.index.resize(pages.size() * tokens);
   for (size_t i = 0; i < pages.size(); ++i) {
-    NameTokens(*pages[i]);
-    extents_.push_back({.key = bytes[i].data(),
-                        .value = bytes[i].data() + shape.half_bytes(),
-                        .index = pages[i]->index.data(),
-                        .slots = shape.tokens});
-    spill.index.insert(spill.index.end(), pages[i]->index.begin(), pages[i]->index.end());
+    const std::span<int32_t> index = std::span(run.index).subspan(i * tokens, tokens);
+    NameTokens(*pages[i], index);
+    run.extents.push_back({.key = bytes[i].data(),
+                           .value = bytes[i].data() + shape.half_bytes(),
+                           .index = index.data(),
+                           .slots = shape.tokens});
     pages[i]->rung = Rung::kExact;
-    pages[i]->form.reset();
   }
-  if (query_.keeps_logits) spill.logits.resize(static_cast<size_t>(rows()) * spill.index.size());
-  part_output_.resize(exact_output_.size());
-  part_lse_.resize(exact_lse_.size());
-  gpu::AttendArgs args = Args(extents_, shape.dtype);
-  args.output = part_output_;
-  args.lse = part_lse_;
-  args.logits = spill.logits;
-  return args;
+  if (query_.keeps_logits) run.logits.resize(row_count() * run.index.size());
+  return Args(run, shape.dtype);
 }
 
 void LaneAnswer::TakeExact() {
-  gpu::MergeCpu({.rows = rows(),
-                 .head_dim = query_.head_dim,
-                 .part_output = part_output_,
-                 .part_lse = part_lse_,
-                 .output = exact_output_,
-                 .lse = exact_lse_});
-  ++exact_parts_;
-  exact_slots_ += static_cast<int32_t>(recalled_.back().index.size());
-  if (!query_.keeps_logits) recalled_.pop_back();
+  for (; taken_runs_ < recalled_.size(); ++taken_runs_) {
+    Run& run = recalled_[taken_runs_];
+    TakeRun(run);
+    run.output = {};
+  }
+  if (query_.keeps_logits) return;
+  recalled_.clear();
+  taken_runs_ = 0;
+}
+
+void LaneAnswer::TakeRun(const Run& run) {
+  exact_slots_ = std::max(exact_slots_, static_cast<int32_t>(run.index.size()));
+  for (size_t r = 0; r < row_count(); ++r) {
+    const double part = run.lse[r];
+    if (part == kNothing) continue;
+    const double peak = std::max(exact_lse_[r], part);
+    const double old_weight = std::exp(exact_lse_[r] - peak);
+    const double weight = std::exp(part - peak);
+    const double total = old_weight + weight;
+    for (size_t d = r * head_dim(); d < (r + 1) * head_dim(); ++d)
+      exact_output_[d] = (old_weight * exact_output_[d] + weight * run.output[d]) / total;
+    exact_lse_[r] = peak + std::log(total);
+  }
 }
 
 void LaneAnswer::Compose() {
   bounds_.clear();
-  std::ranges::copy(exact_output_, output_.begin());
-  std::ranges::copy(exact_lse_, lse_.begin());
-  if (std::ranges::any_of(pages_, IsForm)) {
-    std::vector<double> sum(head_dim());
-    for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) ComposeRow(r, sum);
+  form_pages_.clear();
+  for (size_t p = 0; p < pages_.size(); ++p) {
+    if (IsForm(pages_[p])) form_pages_.push_back(p);
+  }
+  if (form_pages_.empty()) {
+    std::ranges::transform(exact_output_, output_.begin(),
+                           [](double x) { return static_cast<float>(x); });
+    std::ranges::transform(exact_lse_, lse_.begin(),
+                           [](double x) { return static_cast<float>(x); });
+  } else {
+    ComposeForms();
   }
   MeasureDistances();
 }
 
-// Merges the forms into the exact part. `sum` is scratch.
-void LaneAnswer::ComposeRow(size_t row, std::span<double> sum) {
-  double peak = exact_lse_[row];
-  for (const AbsentPage& page : pages_) {
-    if (IsForm(page)) peak = std::max<double>(peak, page.form->lse[row]);
+// Merges the forms into the exact part, page after page.
+void LaneAnswer::ComposeForms() {
+  share_.resize(pages_.size() * row_count());
+  std::vector<double> peak = exact_lse_;
+  for (const size_t p : form_pages_) {
+    const std::span<const float> lse = forms_.lse(p);
+    for (size_t r = 0; r < row_count(); ++r) peak[r] = std::max<double>(peak[r], lse[r]);
   }
-  if (peak == kNothing) return;
-  const double exact_weight = std::exp(exact_lse_[row] - peak);
-  double total = exact_weight;
-  const size_t first = row * head_dim();
-  for (size_t d = 0; d < head_dim(); ++d) sum[d] = exact_weight * exact_output_[first + d];
-  for (const AbsentPage& page : pages_) {
-    if (!IsForm(page)) continue;
-    const double weight = std::exp(page.form->lse[row] - peak);
-    total += weight;
-    for (size_t d = 0; d < head_dim(); ++d) sum[d] += weight * page.form->output[first + d];
+  std::vector<double> total(row_count());
+  std::vector<double> sum(output_.size());
+  for (size_t r = 0; r < row_count(); ++r) {
+    if (peak[r] == kNothing) peak[r] = 0;
+    total[r] = std::exp(exact_lse_[r] - peak[r]);
+    for (size_t d = r * head_dim(); d < (r + 1) * head_dim(); ++d)
+      sum[d] = total[r] * exact_output_[d];
   }
-  for (size_t d = 0; d < head_dim(); ++d) output_[first + d] = static_cast<float>(sum[d] / total);
-  lse_[row] = static_cast<float>(peak + std::log(total));
+  for (const size_t p : form_pages_) {
+    const std::span<const float> lse = forms_.lse(p);
+    const float* output = forms_.output(p).data();
+    for (size_t r = 0; r < row_count(); ++r, output += head_dim()) {
+      const double weight = std::exp(lse[r] - peak[r]);
+      share_[p * row_count() + r] = weight;
+      total[r] += weight;
+      double* const into = &sum[r * head_dim()];
+      for (size_t d = 0; d < head_dim(); ++d) into[d] += weight * output[d];
+    }
+  }
+  for (size_t r = 0; r < row_count(); ++r) {
+    lse_[r] = static_cast<float>(peak[r] + std::log(total[r]));
+    const double whole = total[r] > 0 ? total[r] : 1;
+    for (size_t d = r * head_dim(); d < (r + 1) * head_dim(); ++d)
+      output_[d] = static_cast<float>(sum[d] / whole);
+    total[r] = whole;
+  }
+  for (const size_t p : form_pages_) {
+    for (size_t r = 0; r < row_count(); ++r) share_[p * row_count() + r] /= total[r];
+  }
 }
 
+bool LaneAnswer::HasMovedFar() const {
+  for (size_t r = 0; r < row_count(); ++r) {
+    if (moved_[r] > kAnchorReach * Norm(output(static_cast<int>(r)))) return true;
+  }
+  return false;
+}
+
+// Of what is unread, and of forms; only of new ones where the answer has hardly moved.
 void LaneAnswer::MeasureDistances() {
+  const bool has_anchor = !anchor_.empty();
+  for (size_t r = 0; has_anchor && r < row_count(); ++r) {
+    moved_[r] = Distance(output(static_cast<int>(r)),
+                         std::span(anchor_).subspan(r * head_dim(), head_dim()));
+  }
+  const bool is_anew = !has_anchor || HasMovedFar();
+  if (is_anew) {
+    anchor_ = output_;
+    std::ranges::fill(moved_, 0.0);
+  }
+  for (const size_t p : form_pages_) {
+    if (is_anew || !forms_.page(p).is_measured) forms_.Measure(p, anchor_);
+  }
+  if (!is_anew) return;
   std::vector<size_t> unread;  // Numbers of pages.
   std::vector<const std::byte*> digests;
   for (size_t p = 0; p < pages_.size(); ++p) {
-    AbsentPage& page = pages_[p];
-    if (page.rung == Rung::kDigest) {
-      unread.push_back(p);
-      digests.push_back(memory_.digest(page.page).data());
-    } else if (IsForm(page)) {
-      page.form->part.clear();
-      page.form->part.reserve(static_cast<size_t>(rows()));
-      for (int row = 0; row < rows(); ++row) page.form->part.push_back(PartOf(page, row));
-    }
+    if (pages_[p].rung != Rung::kDigest) continue;
+    unread.push_back(p);
+    digests.push_back(memory_.digest(pages_[p].page).data());
   }
   if (unread.empty()) return;
-  std::vector<float> distance(static_cast<size_t>(rows()) * unread.size());
+  std::vector<float> distance(row_count() * unread.size());
   gpu::ValueDistanceCpu({.head_dim = query_.head_dim,
                          .rows = rows(),
                          .pages = static_cast<int>(unread.size()),
-                         .output = output_,
+                         .output = anchor_,
                          .digest = digests,
                          .distance = distance});
-  distance_.resize(static_cast<size_t>(rows()) * pages_.size());
-  for (size_t r = 0; r < static_cast<size_t>(rows()); ++r) {
+  distance_.resize(row_count() * pages_.size());
+  for (size_t r = 0; r < row_count(); ++r) {
     for (size_t u = 0; u < unread.size(); ++u)
       distance_[r * pages_.size() + unread[u]] = distance[r * unread.size() + u];
   }
 }
 
-// A form's share of the composed answer.
-double LaneAnswer::ShareOf(const AbsentPage& page, int row) const {
-  return std::exp(static_cast<double>(page.form->lse[static_cast<size_t>(row)]) -
-                  lse_[static_cast<size_t>(row)]);
-}
-
-FormPart LaneAnswer::PartOf(const AbsentPage& page, int row) const {
+FormPart LaneAnswer::PartOf(size_t p, int row) const {
   const auto r = static_cast<size_t>(row);
-  const auto own = std::span(page.form->output).subspan(r * head_dim(), head_dim());
-  const auto focal = std::span(page.form->focal_output).subspan(r * head_dim(), head_dim());
-  const gpu::Spread& spread = page.form->spread[r];
+  const FormPage& page = forms_.page(p);
+  const gpu::Spread& spread = forms_.spread(p)[r];
   // The longest of its decoded values.
-  const double longest = memory_.value_norm_max + double{page.form->value_error};
-  return {.mass = ShareOf(page, row),
-          .distance = Distance(own, output(row)),
-          .spread = spread.each,
-          .logit_error = page.form->logit_error[r],
-          .value_error = page.form->value_error,
-          .tokens = page.absent,
-          .focus = spread.focus,
-          .focal_distance = Distance(focal, output(row)) + gpu::kFocalOutputError * longest,
-          .focal_spread = spread.focal,
-          .logit_error_joint = page.form->logit_error_joint[r],
-          .value_error_joint = page.form->value_error_joint};
+  const double longest = memory_.value_norm_max + double{page.value_error};
+  return {
+      .mass = share_[p * row_count() + r],
+      .distance = forms_.distance(p)[r] + moved_[r],
+      .spread = spread.each,
+      .logit_error = forms_.logit_error(p)[r],
+      .value_error = page.value_error,
+      .tokens = pages_[p].absent,
+      .focus = spread.focus,
+      .focal_distance = forms_.focal_distance(p)[r] + moved_[r] + gpu::kFocalOutputError * longest,
+      .focal_spread = spread.focal,
+      .logit_error_joint = forms_.logit_error_joint(p)[r],
+      .value_error_joint = page.value_error_joint};
 }
 
 // By experience, the standard deviation of what a form adds to the error: differences of its tokens
 // are independent, weights are off by a log-normal factor (docs/decisions/0002-digest-ladder.md).
-double LaneAnswer::Noise(const AbsentPage& page, int row) const {
-  const FormPart& part = page.form->part[static_cast<size_t>(row)];
-  const double weights = page.form->weight_variance[static_cast<size_t>(row)];
-  const double apart = part.focal_spread * part.focal_spread +
-                       part.focus * part.focal_distance * part.focal_distance;
-  const double values = part.focus * page.form->value_deviation * page.form->value_deviation;
-  return part.mass * std::sqrt(weights * apart + values);
-}
-
-double LaneAnswer::Contribution(const AbsentPage& page, int row, bool by_experience) const {
+double LaneAnswer::Noise(size_t p, int row) const {
   const auto r = static_cast<size_t>(row);
-  if (page.rung == Rung::kExact) return 0;
-  if (page.rung == Rung::kDigest) {
-    const size_t at = At(page, row);
-    const double mass = by_experience ? mass_guess_[at] : mass_high_[at];
-    // A share of the whole at most: what is unread may outweigh all that is read.
-    const double ratio = std::exp(std::min(mass - lse_[r], 40.0));
-    return ratio / (1 + ratio) * distance_[at];
-  }
-  if (page.form->lse[r] == kNothing) return 0;
-  return by_experience ? kDeviations * Noise(page, row) : FormShare(page.form->part[r]);
+  const gpu::Spread& spread = forms_.spread(p)[r];
+  const FormPage& page = forms_.page(p);
+  const double distance = forms_.focal_distance(p)[r];
+  const double apart = double{spread.focal} * spread.focal + spread.focus * distance * distance;
+  const double values = double{spread.focus} * page.value_deviation * page.value_deviation;
+  return share_[p * row_count() + r] *
+         std::sqrt(double{forms_.weight_variance(p)[r]} * apart + values);
 }
 
-double LaneAnswer::Estimate(int row) const {
-  double squares = 0;  // Of forms: their errors are independent.
-  double sum = 0;      // Of unread pages: what is left out adds up.
-  for (const AbsentPage& page : pages_) {
-    const double part = Contribution(page, row, true);
-    (page.rung == Rung::kDigest ? sum : squares) += page.rung == Rung::kDigest ? part : part * part;
-  }
-  return sum + std::sqrt(squares);
+double LaneAnswer::UnreadWeight(size_t p, int row, bool by_experience) const {
+  const auto r = static_cast<size_t>(row);
+  const size_t at = At(p, row);
+  const double mass = by_experience ? mass_guess_[at] : mass_high_[at];
+  // A share of the whole at most: what is unread may outweigh all that is read.
+  const double ratio = std::exp(std::min(mass - lse_[r], 40.0));
+  return ratio / (1 + ratio) * (distance_[at] + moved_[r]);
 }
 
-Rounding LaneAnswer::RoundingOf(int row) const {
-  // Decoded keys and values may be longer than any that were encoded.
-  double key_norm = memory_.key_norm_max;
-  double value_norm = memory_.value_norm_max;
-  int32_t slots = exact_slots_;
-  for (const AbsentPage& page : pages_) {
-    if (!IsForm(page)) continue;
-    key_norm = std::max(key_norm, memory_.key_norm_max + double{page.form->key_error});
-    value_norm = std::max(value_norm, memory_.value_norm_max + double{page.form->value_error});
-    slots = std::max(slots, memory_.shape.tokens);
+void LaneAnswer::Weigh(bool by_experience) {
+  weight_.assign(pages_.size() * row_count(), 0);
+  std::vector<double> squares(row_count());  // Of forms: their errors are independent.
+  std::vector<double> sum(row_count());      // Of unread pages: what is left out adds up.
+  for (size_t p = 0; p < pages_.size(); ++p) {
+    const AbsentPage& page = pages_[p];
+    if (page.rung == Rung::kExact) continue;
+    for (size_t r = 0; r < row_count(); ++r) {
+      const auto row = static_cast<int>(r);
+      double& weight = weight_[p * row_count() + r];
+      if (page.rung == Rung::kDigest) {
+        weight = UnreadWeight(p, row, by_experience);
+        sum[r] += weight;
+      } else if (forms_.lse(p)[r] != kNothing) {
+        weight = by_experience ? kDeviations * Noise(p, row) : FormShare(PartOf(p, row));
+        squares[r] += weight * weight;
+      }
+    }
   }
-  return {.logit_error = gpu::AttendLogitError(query_.head_dim, query_.scale,
-                                               query_norm_[static_cast<size_t>(row)],
-                                               static_cast<float>(key_norm * (1 + 1e-6))),
-          .sum_error = gpu::AttendSumError(static_cast<size_t>(slots)),
-          .merges = exact_parts_,
-          .value_norm_max = value_norm,
-          .output_norm = Norm(output(row))};
+  for (size_t r = 0; r < row_count(); ++r) estimate_[r] = sum[r] + std::sqrt(squares[r]);
 }
 
 void LaneAnswer::DrawBounds() {
+  // Decoded keys and values may be longer than any that were encoded.
+  double key_error = 0;
+  double value_error = 0;
+  for (const size_t p : form_pages_) {
+    key_error = std::max(key_error, double{forms_.page(p).key_error});
+    value_error = std::max(value_error, double{forms_.page(p).value_error});
+  }
+  const auto key_norm = static_cast<float>((memory_.key_norm_max + key_error) * (1 + 1e-6));
+  const int32_t slots = std::max(exact_slots_, form_pages_.empty() ? 0 : memory_.shape.tokens);
   bounds_.clear();
-  for (int row = 0; row < rows(); ++row) bounds_.push_back(BoundOf(row));
+  for (size_t r = 0; r < row_count(); ++r) {
+    const auto row = static_cast<int>(r);
+    bounds_.push_back(BoundOf(row, {.logit_error = gpu::AttendLogitError(
+                                        query_.head_dim, query_.scale, query_norm_[r], key_norm),
+                                    .sum_error = gpu::AttendSumError(static_cast<size_t>(slots)),
+                                    .merges = 1,
+                                    .value_norm_max = memory_.value_norm_max + value_error,
+                                    .output_norm = Norm(output(row))}));
+  }
 }
 
-RowBound LaneAnswer::BoundOf(int row) const {
+RowBound LaneAnswer::BoundOf(int row, const Rounding& rounding) const {
   const auto r = static_cast<size_t>(row);
   std::vector<FormPart> forms;
   std::vector<UnreadPage> unread;
-  for (const AbsentPage& page : pages_) {
-    if (page.rung == Rung::kDigest) {
-      const size_t at = At(page, row);
-      unread.push_back(
-          {.mass_low = mass_low_[at], .mass_high = mass_high_[at], .distance = distance_[at]});
-    } else if (IsForm(page) && page.form->lse[r] != kNothing) {
-      forms.push_back(page.form->part[r]);
+  for (size_t p = 0; p < pages_.size(); ++p) {
+    if (pages_[p].rung == Rung::kDigest) {
+      const size_t at = At(p, row);
+      unread.push_back({.mass_low = mass_low_[at],
+                        .mass_high = mass_high_[at],
+                        .distance = distance_[at] + moved_[r]});
+    } else if (IsForm(pages_[p]) && forms_.lse(p)[r] != kNothing) {
+      forms.push_back(PartOf(p, row));
     }
   }
   return BoundRow({.lse = lse_[r],
-                   .exact_mass = std::exp(static_cast<double>(exact_lse_[r]) - lse_[r]),
+                   .exact_mass = std::exp(exact_lse_[r] - lse_[r]),
                    .forms = forms,
                    .unread = unread,
-                   .rounding = RoundingOf(row)});
+                   .rounding = rounding});
 }
 
 std::vector<AttendedPart> LaneAnswer::Parts() const {
   std::vector<AttendedPart> parts;
   if (!query_.keeps_logits) return parts;
   parts.push_back({.index = resident_.index, .logits = resident_.logits});
-  for (const Spill& spill : recalled_)
-    parts.push_back({.index = spill.index, .logits = spill.logits});
-  for (const AbsentPage& page : pages_) {
-    if (IsForm(page)) {
-      parts.push_back({.index = page.index, .logits = page.form->logits});
-    }
-  }
+  for (const Run& run : recalled_) parts.push_back({.index = run.index, .logits = run.logits});
+  for (const size_t p : form_pages_)
+    parts.push_back({.index = forms_.index(p), .logits = forms_.logits(p)});
   return parts;
 }
 

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -17,9 +16,9 @@
 #include "gpu/device.h"
 #include "gpu/extent.h"
 #include "gpu/kernels/attend.h"
-#include "gpu/kernels/spread.h"
 #include "gpu/shape.h"
 #include "service/attention/certificate.h"
+#include "service/attention/lane_forms.h"
 #include "service/model/lane.h"
 #include "service/policy/lane_memory.h"
 #include "service/policy/scorer.h"
@@ -28,24 +27,6 @@ namespace ebbtide::service {
 
 // How much of an absent page the answer has read.
 enum class Rung : uint8_t { kDigest, kCoarse, kFine, kExact };
-
-// A page attended in a low-bit form.
-struct PageForm {
-  std::vector<float> output;             // [rows, head_dim]
-  std::vector<float> focal_output;       // [rows, head_dim] its values' mean by squares of shares
-  std::vector<float> lse;                // [rows]
-  std::vector<gpu::Spread> spread;       // [rows]
-  std::vector<float> logit_error;        // [rows] proven, of each token
-  std::vector<float> logit_error_joint;  // [rows] and of all together
-  std::vector<float> weight_variance;    // [rows] by experience, of e^(what a logit is off by)
-  std::vector<float> logits;             // [rows, page_tokens]; only where scores want them
-  float key_error = 0;                   // Of its decoded keys, in l2 norm, proven
-  float value_error = 0;                 // Proven, of each token
-  float value_error_joint = 0;           // and of all together
-  float value_deviation = 0;             // By experience
-  std::vector<std::byte> coarse;         // Kept for the finer form.
-  std::vector<FormPart> part;            // [rows] of the composed answer
-};
 
 // Small, since a long context has thousands of them in every step.
 struct AbsentPage {
@@ -56,8 +37,6 @@ struct AbsentPage {
   bool is_lost = false;       // Its exact bytes can't be had now: it stays where it is.
   bool is_code_lost = false;  // The same of a low-bit part.
   Rung rung = Rung::kDigest;
-  std::vector<int32_t> index;      // [page_tokens] absent tokens, else gpu::kNoToken; once attended
-  std::unique_ptr<PageForm> form;  // Where a low-bit form is attended.
 };
 
 struct LaneQuery {
@@ -90,10 +69,12 @@ class LaneAnswer {
   gpu::AttendArgs ResidentArgs();
   void TakeResident();
   // Attends a page in a low-bit form, in place of a lower rung of it. `part` is the coarse part, or
-  // the fine one of a page whose coarse form is attended.
+  // the fine one of a page whose coarse form is attended. Room first; then different pages may be
+  // attended at the same time.
+  void MakeRoomForForms() { forms_.MakeRoom(pages_.size()); }
   void AttendForm(AbsentPage& page, Rung rung, std::span<const std::byte> part);
-  // Exact attention over pages, bytes[i] being pages[i] in the model's dtype: run the args, then
-  // take their results.
+  // Exact attention over pages, bytes[i] being pages[i] in the model's dtype, as one run: run the
+  // args, then take the results of all runs, in the order in which they were asked for.
   gpu::AttendArgs ExactArgs(std::span<AbsentPage* const> pages,
                             std::span<const std::span<const std::byte>> bytes);
   void TakeExact();
@@ -102,7 +83,7 @@ class LaneAnswer {
   absl::Status EnsureBounds(const gpu::Device& device);
 
   // The answer as it stands: output [rows, head_dim], lse [rows]; and how far its pages lie from
-  // it.
+  // it, at most.
   void Compose();
   std::span<const float> output() const { return output_; }
   std::span<const float> lse() const { return lse_; }
@@ -110,65 +91,80 @@ class LaneAnswer {
     return output().subspan(static_cast<size_t>(row) * head_dim(), head_dim());
   }
 
-  // What the composed answer of `row` may be off by: proven, once that was drawn for all rows, and
-  // by experience.
+  // What the composed answer of `row` may be off by: proven, once that was drawn for all rows.
   void DrawBounds();
   bool has_bounds() const { return !bounds_.empty(); }
   const RowBound& Bound(int row) const { return bounds_[static_cast<size_t>(row)]; }
-  double Estimate(int row) const;
-  // What `page` adds to either, about.
-  double Contribution(const AbsentPage& page, int row, bool by_experience) const;
+  // Weighs what each page adds to that, about, or to what it is by experience.
+  void Weigh(bool by_experience);
+  double Weight(size_t page, int row) const { return weight_[page * row_count() + size_t(row)]; }
+  double Estimate(int row) const { return estimate_[static_cast<size_t>(row)]; }
 
   // What scorers may look at: everything attended.
   std::vector<AttendedPart> Parts() const;
 
  private:
-  struct Spill {
+  // Tokens attended exactly, and what came of it.
+  struct Run {
+    std::vector<gpu::Extent> extents;
     std::vector<int32_t> index;  // [slots]
-    std::vector<float> logits;   // [rows, slots]
+    std::vector<float> logits;   // [rows, slots]; where they are kept
+    std::vector<float> output;   // [rows, head_dim]
+    std::vector<float> lse;      // [rows]
   };
 
   size_t head_dim() const { return static_cast<size_t>(query_.head_dim); }
+  size_t row_count() const { return static_cast<size_t>(query_.rows()); }
   void FindAbsentPages();
-  void NameTokens(AbsentPage& page) const;
-  // Where `page` lies in what is kept by [rows, pages].
-  size_t At(const AbsentPage& page, int row) const {
-    return static_cast<size_t>(row) * pages_.size() + static_cast<size_t>(&page - pages_.data());
+  // Which tokens of `page` are absent: bit t.
+  uint64_t AbsentBits(const AbsentPage& page) const;
+  void NameTokens(const AbsentPage& page, std::span<int32_t> index) const;
+  size_t NumberOf(const AbsentPage& page) const {
+    return static_cast<size_t>(&page - pages_.data());
   }
+  // Where page number `p` lies in what is kept by [rows, pages].
+  size_t At(size_t p, int row) const { return static_cast<size_t>(row) * pages_.size() + p; }
   void BoundFromDigests();
   std::vector<float> ResidentLogitSums() const;
-  gpu::AttendArgs Args(std::span<const gpu::Extent> extents, gpu::Dtype dtype) const;
-  void ComposeRow(size_t row, std::span<double> sum);
+  gpu::AttendArgs Args(Run& run, gpu::Dtype dtype) const;
+  void TakeRun(const Run& run);
+  void ComposeForms();
   void MeasureDistances();
-  RowBound BoundOf(int row) const;
-  void WidenGuess(const AbsentPage& page);
+  bool HasMovedFar() const;
+  RowBound BoundOf(int row, const Rounding& rounding) const;
+  void WidenGuess(size_t p);
   std::vector<float> LogitVariances(const AbsentPage& page) const;
-  double ShareOf(const AbsentPage& page, int row) const;
-  FormPart PartOf(const AbsentPage& page, int row) const;
-  double Noise(const AbsentPage& page, int row) const;
-  Rounding RoundingOf(int row) const;
+  FormPart PartOf(size_t p, int row) const;
+  double Noise(size_t p, int row) const;
+  double UnreadWeight(size_t p, int row, bool by_experience) const;
 
   const LaneQuery query_;
   const Lane& lane_;
   const LaneMemory& memory_;
-  std::vector<float> query_norm_;     // [rows]
-  std::vector<float> exact_output_;   // [rows, head_dim]
-  std::vector<float> exact_lse_;      // [rows]
-  std::vector<gpu::Extent> extents_;  // Of the args that are being run.
-  std::vector<float> part_output_;    // Their results, where they are to be merged.
-  std::vector<float> part_lse_;
-  int exact_parts_ = 0;  // Partial attentions merged into it.
-  int32_t exact_slots_ = 0;
-  Spill resident_;
-  std::vector<Spill> recalled_;
+  std::vector<float> query_norm_;  // [rows]
+  // Attended exactly: joined in f64, so that each run is rounded once however many there are.
+  std::vector<double> exact_output_;  // [rows, head_dim]
+  std::vector<double> exact_lse_;     // [rows]
+  int32_t exact_slots_ = 0;           // Of the longest run.
+  Run resident_;
+  std::vector<Run> recalled_;
+  size_t taken_runs_ = 0;  // Of those recalled.
   std::vector<AbsentPage> pages_;
   // [rows, pages] of whole pages, from their digests:
   std::vector<float> mass_low_;  // Log mass, proven
   std::vector<float> mass_high_;
-  std::vector<float> mass_guess_;  // By experience
-  std::vector<float> distance_;    // >= |value - composed answer| of each token, of unread pages
+  std::vector<float> mass_guess_;   // By experience
+  std::vector<float> distance_;     // >= |value - anchor| of each token, of unread pages
+  LaneForms forms_;                 // By number in pages_.
+  std::vector<size_t> form_pages_;  // Numbers of the pages in forms.
   std::vector<float> output_;
   std::vector<float> lse_;
+  // Distances are measured from an earlier answer as long as the answer stays near it.
+  std::vector<float> anchor_;     // [rows, head_dim]; empty: none yet
+  std::vector<double> moved_;     // [rows] >= |answer - anchor|
+  std::vector<double> share_;     // [pages, rows] of the answer, of pages in forms
+  std::vector<double> weight_;    // [pages, rows]
+  std::vector<double> estimate_;  // [rows]
   std::vector<RowBound> bounds_;  // [rows] of the composed answer; empty: not drawn yet.
 };
 

@@ -18,6 +18,12 @@ constexpr double kFineGain = 16;       // Four more bits divide a step by so muc
 constexpr double kRoomMin = 0.1;       // Of the target: what forms may always add up to.
 constexpr int kPriceSteps = 40;
 
+// What is read is cut by these numbers alone, so that an answer's bits depend neither on where its
+// pages lie nor on how much staging there is.
+constexpr size_t kBlockChoices = 1024;  // Dearest blocks first; within one, as memory lies.
+constexpr size_t kGroupChoices = 256;   // Fetched together, small enough to be attended from cache.
+constexpr size_t kRunPages = 8;         // Attended exactly as one, rounded once.
+
 struct Choice {
   size_t lane = 0;
   size_t page = 0;  // Number in the lane's pages().
@@ -46,7 +52,7 @@ class Climb {
         all.push_back({lane, page, Rung::kExact});
     }
     Read(all);
-    Compose(false);
+    Compose();
   }
 
   void ReadUntilMet(double tau, bool by_experience) {
@@ -79,12 +85,12 @@ class Climb {
 
  private:
   void Refine(double target, bool by_experience) {
-    Compose(!by_experience);
+    ComposeAndWeigh(by_experience);
     for (int round = 0; round < kRoundsMax; ++round) {
       std::vector<Choice> choices = Choose(target, by_experience);
       if (choices.empty()) return;
       const bool has_time = Read(choices);
-      Compose(!by_experience);
+      ComposeAndWeigh(by_experience);
       if (!has_time) return;
     }
     if (!Choose(target, by_experience).empty()) ReadTheRest();
@@ -102,11 +108,17 @@ class Climb {
     return pages * tools_.source.bytes_of(storage::PagePart::kExact);
   }
 
-  void Compose(bool with_bounds) {
+  void Compose() {
+    tools_.parallel.Run(static_cast<int>(lanes_.size()),
+                        [&](int l) { lanes_[static_cast<size_t>(l)].Compose(); });
+  }
+
+  void ComposeAndWeigh(bool by_experience) {
     tools_.parallel.Run(static_cast<int>(lanes_.size()), [&](int l) {
       LaneAnswer& lane = lanes_[static_cast<size_t>(l)];
       lane.Compose();
-      if (with_bounds) lane.DrawBounds();
+      lane.Weigh(by_experience);
+      if (!by_experience) lane.DrawBounds();
     });
   }
 
@@ -120,7 +132,7 @@ class Climb {
       }
     }
     Read(rest);
-    Compose(false);
+    Compose();
   }
 
   // What to read next, for every token that is not met.
@@ -152,7 +164,7 @@ class Climb {
     const double limit = target * std::sqrt(output_squares);
     const double error = std::sqrt(error_squares);
     if (error <= limit) return {};
-    const std::vector<Doubt> doubts = DoubtsOf(m, errors, error, by_experience);
+    const std::vector<Doubt> doubts = DoubtsOf(m, errors, error);
     std::vector<Choice> choices = FirstReads(doubts, kLeaveUnread * limit);
     if (choices.empty()) choices = Useless(doubts);
     if (choices.empty()) choices = FinerReads(doubts, kAim * limit / error, by_experience ? 2 : 1);
@@ -164,8 +176,8 @@ class Climb {
 
   // Each page's part in the token's error: its part in each row, weighed by how much the row
   // counts.
-  std::vector<Doubt> DoubtsOf(int m, const std::vector<std::vector<double>>& errors, double error,
-                              bool by_experience) const {
+  std::vector<Doubt> DoubtsOf(int m, const std::vector<std::vector<double>>& errors,
+                              double error) const {
     std::vector<Doubt> doubts;
     for (size_t l = 0; l < lanes_.size(); ++l) {
       const LaneAnswer& lane = lanes_[l];
@@ -176,7 +188,7 @@ class Climb {
         size_t head = 0;
         for (int row = m; row < lane.rows(); row += lane.queries(), ++head) {
           const double share = std::isfinite(error) ? errors[l][head] / error : 1.0;
-          weight += share * lane.Contribution(page, row, by_experience);
+          weight += share * lane.Weight(p, row);
         }
         doubts.push_back({.lane = l, .page = p, .weight = weight});
       }
@@ -208,16 +220,38 @@ class Climb {
     return choices;
   }
 
+  // Pages of one kind with what each adds to the error, the most first.
+  struct Kind {
+    Rung rung = Rung::kCoarse;
+    bool has_fine = false;
+    std::vector<double> error = {};
+    std::vector<double> sum = {0};  // Of the first so many.
+
+    void Add(double more) {
+      error.push_back(more);
+      sum.push_back(sum.back() + more);
+    }
+    double Between(size_t first, size_t end) const { return sum[end] - sum[first]; }
+  };
+
   // The cheapest rungs that bring the error down to `share` of what it is. At a price for a byte,
   // each page takes the rung where its error and its bytes cost least; the highest price at which
   // errors fit is found by halving. Errors add by their `power`, 1 or 2: independent ones by
   // squares.
   std::vector<Choice> FinerReads(const std::vector<Doubt>& doubts, double share, int power) const {
+    Kind kinds[] = {
+        {.rung = Rung::kCoarse, .has_fine = true}, {.rung = Rung::kCoarse}, {.rung = Rung::kFine}};
     double unread = 0;
     double now = 0;
     for (const Doubt& doubt : doubts) {
-      (PageOf(doubt).rung == Rung::kDigest ? unread : now) +=
-          PageOf(doubt).rung == Rung::kDigest ? doubt.weight : Power(doubt.weight, power);
+      const AbsentPage& page = PageOf(doubt);
+      if (page.rung == Rung::kDigest) {
+        unread += doubt.weight;
+        continue;
+      }
+      const double error = Power(doubt.weight, power);
+      now += error;
+      kinds[page.rung == Rung::kFine ? 2 : page.is_code_lost ? 1 : 0].Add(error);
     }
     const double whole = unread + (power == 2 ? std::sqrt(now) : now);
     const double room = Power(std::max(share * whole - unread, kRoomMin * share * whole), power);
@@ -225,41 +259,49 @@ class Climb {
     double high = 10;
     for (int step = 0; step < kPriceSteps; ++step) {
       const double middle = (low + high) / 2;
-      (ErrorAt(doubts, now * std::exp2(middle), power) <= room ? low : high) = middle;
+      double error = 0;
+      for (const Kind& kind : kinds) error += ErrorAt(kind, now * std::exp2(middle), power);
+      (error <= room ? low : high) = middle;
     }
     std::vector<Choice> choices;
     for (const Doubt& doubt : doubts) {
-      const Offer offer = BestOffer(doubt, now * std::exp2(low), power);
-      if (offer.rung != PageOf(doubt).rung) choices.push_back({doubt.lane, doubt.page, offer.rung});
+      const AbsentPage& page = PageOf(doubt);
+      if (page.rung == Rung::kDigest) continue;
+      const bool has_fine = page.rung == Rung::kCoarse && !page.is_code_lost;
+      const Rung best =
+          BestRung(page.rung, has_fine, Power(doubt.weight, power), now * std::exp2(low), power);
+      if (best != page.rung) choices.push_back({doubt.lane, doubt.page, best});
     }
     return choices;
   }
 
   static double Power(double x, int power) { return power == 2 ? x * x : x; }
 
-  struct Offer {
-    Rung rung = Rung::kExact;
-    double error = 0;
-    double bytes = 0;
-  };
-
-  Offer BestOffer(const Doubt& doubt, double price, int power) const {
-    const AbsentPage& page = PageOf(doubt);
-    Offer best{.bytes = BytesOf(Rung::kExact)};
-    const auto consider = [&](const Offer& offer) {
-      if (offer.error + price * offer.bytes < best.error + price * best.bytes) best = offer;
-    };
-    if (page.rung == Rung::kCoarse && !page.is_code_lost) {
-      consider({Rung::kFine, Power(doubt.weight / kFineGain, power), BytesOf(Rung::kFine)});
+  // Of a page in the form `rung` that adds `error`: the more, the finer.
+  Rung BestRung(Rung rung, bool has_fine, double error, double price, int power) const {
+    Rung best = Rung::kExact;
+    double least = price * BytesOf(Rung::kExact);
+    const double fine = error / Power(kFineGain, power) + price * BytesOf(Rung::kFine);
+    if (has_fine && fine < least) {
+      best = Rung::kFine;
+      least = fine;
     }
-    if (page.rung != Rung::kDigest) consider({page.rung, Power(doubt.weight, power), 0});
-    return page.rung == Rung::kDigest ? Offer{.rung = Rung::kDigest} : best;
+    return error < least ? rung : best;
   }
 
-  double ErrorAt(const std::vector<Doubt>& doubts, double price, int power) const {
-    double sum = 0;
-    for (const Doubt& doubt : doubts) sum += BestOffer(doubt, price, power).error;
-    return sum;
+  // What pages of one kind still add where each takes its best rung.
+  double ErrorAt(const Kind& kind, double price, int power) const {
+    const auto count_of = [&](auto is_so) {
+      return static_cast<size_t>(std::ranges::partition_point(kind.error, is_so) -
+                                 kind.error.begin());
+    };
+    const auto best = [&](double error) {
+      return BestRung(kind.rung, kind.has_fine, error, price, power);
+    };
+    const size_t exact = count_of([&](double error) { return best(error) == Rung::kExact; });
+    const size_t finer = count_of([&](double error) { return best(error) != kind.rung; });
+    return kind.Between(exact, finer) / Power(kFineGain, power) +
+           kind.Between(finer, kind.error.size());
   }
 
   double BytesOf(Rung rung) const { return bytes_[static_cast<size_t>(PartOf(rung))]; }
@@ -272,23 +314,72 @@ class Climb {
     return lanes_[doubt.lane].pages()[doubt.page];
   }
 
-  // Reads the chosen rungs, a staging share at a time; false where time ran out before the last.
-  bool Read(std::span<const Choice> choices) {
-    for (size_t first = 0; first < choices.size();) {
+  // Choices that are attended together: a form, or a run of exact pages of one lane.
+  using Together = std::span<const Choice>;
+
+  // Reads the chosen rungs, a group at a time; false where time ran out before the last.
+  bool Read(std::span<Choice> choices) {
+    for (size_t first = 0; first < choices.size(); first += kBlockChoices) {
+      const size_t count = std::min(kBlockChoices, choices.size() - first);
+      if (!ReadBlock(choices.subspan(first, count))) return false;
+    }
+    return true;
+  }
+
+  bool ReadBlock(std::span<Choice> block) {
+    const std::vector<Together> all = PutTogether(block);
+    for (size_t first = 0; first < all.size();) {
       if (tools_.clock.SinceStart() >= tools_.deadline) {
         stopped_by_ = "DEADLINE";
         return false;
       }
       size_t end = first;
+      size_t count = 0;
       uint64_t bytes = 0;
-      while (end < choices.size() && (end == first || bytes < tools_.source.group_bytes())) {
-        bytes += tools_.source.bytes_of(PartOf(choices[end].rung));
+      while (end < all.size()) {
+        const uint64_t more =
+            all[end].size() * tools_.source.bytes_of(PartOf(all[end].front().rung));
+        if (end > first &&
+            (count + all[end].size() > kGroupChoices || bytes + more > tools_.source.group_bytes()))
+          break;
+        count += all[end].size();
+        bytes += more;
         ++end;
       }
-      ReadGroup(choices.subspan(first, end - first));
+      ReadGroup(std::span(all).subspan(first, end - first));
       first = end;
     }
     return true;
+  }
+
+  // Forms in the order in which pages lie, then runs of exact pages by their first.
+  static std::vector<Together> PutTogether(std::span<Choice> block) {
+    std::ranges::sort(block, [](const Choice& a, const Choice& b) {
+      const auto key = [](const Choice& choice) {
+        const bool is_exact = choice.rung == Rung::kExact;
+        return std::tuple(is_exact, is_exact ? choice.lane : 0, choice.page, choice.lane);
+      };
+      return key(a) < key(b);
+    });
+    std::vector<Together> all;
+    for (size_t first = 0; first < block.size();) {
+      const auto belongs = [&](const Choice& next) {
+        return next.rung == Rung::kExact && next.lane == block[first].lane;
+      };
+      size_t end = first + 1;
+      while (end < block.size() && end < first + kRunPages && belongs(block[first]) &&
+             belongs(block[end]))
+        ++end;
+      all.push_back(block.subspan(first, end - first));
+      first = end;
+    }
+    std::ranges::stable_sort(all, [](const Together& a, const Together& b) {
+      const auto key = [](const Together& run) {
+        return std::tuple(run.front().rung == Rung::kExact, run.front().page);
+      };
+      return key(a) < key(b);
+    });
+    return all;
   }
 
   static storage::PagePart PartOf(Rung rung) {
@@ -297,44 +388,50 @@ class Climb {
                                  : storage::PagePart::kExact;
   }
 
-  void ReadGroup(std::span<const Choice> choices) {
-    std::vector<PageRequest> requests;
-    for (const Choice& choice : choices) {
-      requests.push_back({.kv_head = static_cast<int>(choice.lane),
-                          .page = lanes_[choice.lane].pages()[choice.page].page,
-                          .part = PartOf(choice.rung)});
-    }
-    tools_.source.Fetch(requests, tools_.deadline - tools_.clock.SinceStart());
-
-    std::vector<std::vector<AbsentPage*>> exact(lanes_.size());
-    std::vector<std::vector<std::span<const std::byte>>> exact_bytes(lanes_.size());
-    std::vector<size_t> forms;
-    for (size_t i = 0; i < choices.size(); ++i) {
-      AbsentPage& page = lanes_[choices[i].lane].pages()[choices[i].page];
-      if (!Note(requests[i], page)) continue;
-      if (requests[i].part == storage::PagePart::kExact) {
-        exact[choices[i].lane].push_back(&page);
-        exact_bytes[choices[i].lane].push_back(requests[i].bytes);
-      } else {
-        forms.push_back(i);
+  void ReadGroup(std::span<const Together> group) {
+    requests_.clear();
+    for (const Together& run : group) {
+      for (const Choice& choice : run) {
+        requests_.push_back({.kv_head = static_cast<int>(choice.lane),
+                             .page = PageOf(choice).page,
+                             .part = PartOf(choice.rung)});
       }
     }
-    tools_.parallel.Run(static_cast<int>(forms.size()), [&](int f) {
-      const size_t i = forms[static_cast<size_t>(f)];
-      LaneAnswer& lane = lanes_[choices[i].lane];
-      lane.AttendForm(lane.pages()[choices[i].page], choices[i].rung, requests[i].bytes);
-    });
+    tools_.source.Fetch(requests_, tools_.deadline - tools_.clock.SinceStart());
+
+    struct Form {
+      const Choice* choice;
+      std::span<const std::byte> bytes;
+    };
+    std::vector<Form> forms;
     std::vector<gpu::AttendArgs> attends;
-    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-      if (!exact[lane].empty())
-        attends.push_back(lanes_[lane].ExactArgs(exact[lane], exact_bytes[lane]));
+    const PageRequest* request = requests_.data();
+    for (const Together& run : group) {
+      std::vector<AbsentPage*> pages;
+      std::vector<std::span<const std::byte>> bytes;
+      for (const Choice& choice : run) {
+        const PageRequest& read = *request++;
+        if (!Note(read, PageOf(choice))) continue;
+        if (choice.rung != Rung::kExact) {
+          lanes_[choice.lane].MakeRoomForForms();
+          forms.push_back({&choice, read.bytes});
+          continue;
+        }
+        pages.push_back(&PageOf(choice));
+        bytes.push_back(read.bytes);
+      }
+      if (!pages.empty()) attends.push_back(lanes_[run.front().lane].ExactArgs(pages, bytes));
     }
+    tools_.parallel.Run(static_cast<int>(forms.size()), [&](int f) {
+      const Form& form = forms[static_cast<size_t>(f)];
+      lanes_[form.choice->lane].AttendForm(PageOf(*form.choice), form.choice->rung, form.bytes);
+    });
     if (attends.empty()) return;
     status_.Update(tools_.device.Run(attends));
-    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-      if (!exact[lane].empty()) lanes_[lane].TakeExact();
-    }
+    for (LaneAnswer& lane : lanes_) lane.TakeExact();
   }
+
+  AbsentPage& PageOf(const Choice& choice) { return lanes_[choice.lane].pages()[choice.page]; }
 
   // Counts what was read; a part that can't be had leaves its page to the next rung, or lost.
   bool Note(const PageRequest& request, AbsentPage& page) {
@@ -372,6 +469,7 @@ class Climb {
   absl::Status status_;
   std::string_view stopped_by_;
   std::vector<TouchedRung> touched_;
+  std::vector<PageRequest> requests_;  // Of the group that is being read.
 };
 
 }  // namespace
