@@ -24,10 +24,9 @@ absl::StatusOr<Admission::Ticket> Admission::Enter(uint64_t bytes) {
         "again later");
   }
   if (calls_ >= limits_.calls) {
-    return Refuse(absl::StatusCode::kResourceExhausted, "SERVER_BUSY",
-                  absl::StrFormat("%d calls are in progress, the limit; call again later, or raise "
-                                  "server.calls_in_flight_max",
-                                  calls_));
+    return Refuse(
+        absl::StatusCode::kResourceExhausted, "SERVER_BUSY",
+        absl::StrFormat("%d calls are in progress, the limit; %s", calls_, limits_.advice));
   }
   if (calls_ > 0 && bytes_ + bytes > limits_.bytes) {
     return Refuse(

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -23,6 +24,7 @@ class Admission {
   struct Limits {
     uint32_t calls = 0;
     uint64_t bytes = 0;  // Of all requests in progress; a call alone is never refused for its size.
+    std::string_view advice = "call again later";  // For who is over `calls`.
   };
 
   // One call in progress, until destroyed.

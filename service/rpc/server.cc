@@ -93,8 +93,14 @@ absl::Status WhyNot(const ListenConfig& listen) {
 
 RpcServer::RpcServer(const ServerConfig& config, ServerFacts facts, Engine& engine, Clock& clock)
     : facts_(std::move(facts)),
-      admission_({.calls = config.calls_in_flight_max, .bytes = BytesInProgressMax(config)}, clock),
-      watchers_({.calls = kWatchersMax, .bytes = 0}, clock),
+      admission_({.calls = config.calls_in_flight_max,
+                  .bytes = BytesInProgressMax(config),
+                  .advice = "call again later, or raise server.calls_in_flight_max"},
+                 clock),
+      watchers_({.calls = kWatchersMax,
+                 .bytes = 0,
+                 .advice = "call again later, or have fewer watchers ask at a time"},
+                clock),
       unread_(clock),
       cache_service_({.engine = engine,
                       .clock = clock,
@@ -198,7 +204,9 @@ void RpcServer::RefreshHealth() {
 }
 
 int RpcServer::CutOffUnread() {
-  return unread_.CutOff(kReadWithin);
+  const int count = unread_.CutOff(kReadWithin);
+  refusals_.Count("ANSWER_UNREAD", count);
+  return count;
 }
 
 void RpcServer::StopAdmitting() {

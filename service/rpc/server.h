@@ -49,8 +49,8 @@ class RpcServer {
   // for ten seconds. Called now and then.
   void RefreshHealth();
 
-  // Ends calls whose answers nobody has read for ten seconds; returns how many. Called now and
-  // then.
+  // Ends calls whose answers nobody has read for ten seconds, counted as ANSWER_UNREAD; returns how
+  // many. Called now and then.
   int CutOffUnread();
 
   // From now on not healthy, and every new call of a worker is refused.

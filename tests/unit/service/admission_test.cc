@@ -18,12 +18,13 @@ namespace {
 
 using test::IsOk;
 using test::StatusIs;
+using testing::AllOf;
 using testing::HasSubstr;
 
 class AdmissionTest : public testing::Test {
  protected:
   test::FakeClock clock_;
-  Admission admission_{{.calls = 2, .bytes = 100}, clock_};
+  Admission admission_{{.calls = 2, .bytes = 100, .advice = "wait a little"}, clock_};
 };
 
 TEST_F(AdmissionTest, CallOverTheBoundIsTurnedAwayUntilOneEnds) {
@@ -32,7 +33,8 @@ TEST_F(AdmissionTest, CallOverTheBoundIsTurnedAwayUntilOneEnds) {
   ASSERT_THAT(second, IsOk());
 
   const absl::Status third = admission_.Enter(0).status();
-  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("2 calls")));
+  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted,
+                              AllOf(HasSubstr("2 calls"), HasSubstr("; wait a little"))));
   EXPECT_EQ(ReasonOf(third), "SERVER_BUSY");
 
   first.reset();

@@ -285,6 +285,32 @@ TEST_F(RpcServerTest, CallOverTheBoundIsBusyWhileHealthAndStatsAnswer) {
   EXPECT_TRUE(Append(AppendOf({"a"}), &response).ok());
 }
 
+TEST_F(RpcServerTest, WatcherOverTheBoundIsToldWhatHelpsWatchers) {
+  absl::BlockingCounter asked(8);
+  engine_.get_stats = [&] {
+    if (!release_.HasBeenNotified()) asked.DecrementCount();
+    release_.WaitForNotification();
+    return Stats();
+  };
+  Start();
+  std::vector<std::thread> watchers;
+  for (int i = 0; i < 8; ++i) watchers.emplace_back([this] { GetStats(); });
+  asked.Wait();
+
+  // On a connection of its own: one connection's calls beyond eight wait on their own side.
+  const auto stats = v1::StatsService::NewStub(test::ConnectTo(server_->target()));
+  grpc::ClientContext context;
+  v1::GetStatsResponse response;
+  const grpc::Status status = stats->GetStats(&context, {}, &response);
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(status.error_message(),
+            "8 calls are in progress, the limit; call again later, or have fewer watchers ask at a "
+            "time");
+  release_.Notify();
+  for (std::thread& watcher : watchers) watcher.join();
+}
+
 TEST_F(RpcServerTest, HealthTellsOfCallsThatNeverEnd) {
   Start();
   std::vector<std::thread> callers = FillPlaces();
@@ -542,6 +568,7 @@ TEST_F(RpcServerTest, AnswerThatNobodyReadsIsCutOff) {
   }
   EXPECT_EQ(cut_off, 1);
   EXPECT_EQ(server_->CutOffUnread(), 0);
+  EXPECT_EQ(GetStats().refused().at("ANSWER_UNREAD"), 1);
 
   // What arrives ends with the reset of the stream.
   constexpr char kReset = 3;
