@@ -10,18 +10,10 @@
 
 #include "base/status_macros.h"
 #include "client/cpp/src/convert.h"
+#include "client/cpp/src/encode.h"
 
 namespace ebbtide::client {
 namespace {
-
-template <typename Request>
-Request RequestFor(const Step& step) {
-  Request request;
-  request.set_layer(step.layer);
-  request.set_phase(static_cast<v1::Phase>(step.phase));
-  request.set_prompt_end(step.prompt_end);
-  return request;
-}
 
 template <typename Response>
 absl::Status CheckCount(const Connection& connection, const Response& response, int items) {
@@ -40,39 +32,36 @@ std::vector<int> ItemsInFlight(const Response& response) {
   return items;
 }
 
-// Sends `items` of `request` once more and puts their results in place. An attempt that fails
-// leaves them as they are: in flight.
-template <typename Request, typename Response>
-void RepeatItems(const Connection& connection, const Request& request,
-                 const std::vector<int>& items, Attempts& attempts, Response* response) {
-  Request part;
-  part.set_layer(request.layer());
-  part.set_phase(request.phase());
-  part.set_prompt_end(request.prompt_end());
-  for (const int item : items) *part.add_items() = request.items(item);
+// Sends those of `items` once more and puts their results in place. An attempt that fails leaves
+// them as they are: in flight.
+template <typename Response, typename Item>
+void RepeatItems(Connection& connection, const Step& step, std::span<const Item> items,
+                 const std::vector<int>& which, Attempts& attempts, Response* response) {
+  std::vector<Item> part;
+  for (const int item : which) part.push_back(items[static_cast<size_t>(item)]);
+  const Encoded request = Encode(step, std::span<const Item>(part), connection.send_buffers());
   Response answer;
-  if (!connection.Call(part, &answer, attempts).ok()) return;
-  if (answer.results_size() != part.items_size()) return;
+  if (!connection.Call(request, &answer, attempts).ok()) return;
+  if (answer.results_size() != static_cast<int>(part.size())) return;
   response->set_boot_id(answer.boot_id());
-  for (size_t i = 0; i < items.size(); ++i) {
-    response->mutable_results(items[i])->Swap(answer.mutable_results(static_cast<int>(i)));
+  for (size_t i = 0; i < which.size(); ++i) {
+    response->mutable_results(which[i])->Swap(answer.mutable_results(static_cast<int>(i)));
   }
 }
 
-template <typename Result, typename Request, typename Response, typename Item>
+template <typename Result, typename Response, typename Item>
 absl::StatusOr<std::vector<Result>> CallBatch(Connection& connection, const Step& step,
                                               std::span<const Item> items) {
-  Request request = RequestFor<Request>(step);
-  for (const Item& item : items) ToWire(item, request.add_items());
   Response response;
   Attempts attempts = connection.DataAttempts();
-  EBBTIDE_RETURN_IF_ERROR(connection.Call(request, &response, attempts));
-  EBBTIDE_RETURN_IF_ERROR(CheckCount(connection, response, request.items_size()));
+  EBBTIDE_RETURN_IF_ERROR(
+      connection.Call(Encode(step, items, connection.send_buffers()), &response, attempts));
+  EBBTIDE_RETURN_IF_ERROR(CheckCount(connection, response, static_cast<int>(items.size())));
   // Without a lost answer, an item in flight is another caller's and not ours to wait for.
   std::vector<int> in_flight;
   if (attempts.made() > 1) in_flight = ItemsInFlight(response);
   while (!in_flight.empty() && attempts.Next()) {
-    RepeatItems(connection, request, in_flight, attempts, &response);
+    RepeatItems(connection, step, items, in_flight, attempts, &response);
     in_flight = ItemsInFlight(response);
   }
   connection.NoteBoot(response.boot_id());
@@ -90,12 +79,12 @@ absl::StatusOr<std::vector<Result>> CallBatch(Connection& connection, const Step
 
 absl::StatusOr<std::vector<AppendResult>> CallAppend(Connection& connection, const Step& step,
                                                      std::span<const AppendItem> items) {
-  return CallBatch<AppendResult, v1::AppendRequest, v1::AppendResponse>(connection, step, items);
+  return CallBatch<AppendResult, v1::AppendResponse>(connection, step, items);
 }
 
 absl::StatusOr<std::vector<AttendResult>> CallAttend(Connection& connection, const Step& step,
                                                      std::span<const AttendItem> items) {
-  return CallBatch<AttendResult, v1::AttendRequest, v1::AttendResponse>(connection, step, items);
+  return CallBatch<AttendResult, v1::AttendResponse>(connection, step, items);
 }
 
 absl::Status CheckBoot(const Connection& connection, const Sequence& sequence,

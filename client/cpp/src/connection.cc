@@ -7,9 +7,13 @@
 #include <grpc/grpc.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/slice.h>
 
 #include <chrono>
 #include <utility>
@@ -91,6 +95,32 @@ absl::Status InOurWords(const grpc::Status& status, const std::string& reason,
   }
 }
 
+// Holds the bytes until gRPC is done with them, which may be after the call: one that is given up
+// is perhaps half written.
+grpc::Slice SliceOf(const Encoded& message) {
+  auto* const held = new std::shared_ptr<const uint8_t[]>(message.memory);
+  return {const_cast<uint8_t*>(message.memory.get()), message.bytes,
+          [](void* done) { delete static_cast<std::shared_ptr<const uint8_t[]>*>(done); }, held};
+}
+
+// A call whose request is bytes already; what a stub's method does otherwise.
+template <typename Response>
+grpc::Status CallBytes(grpc::GenericStub& stub, const std::string& method,
+                       grpc::ClientContext& context, const grpc::ByteBuffer& request,
+                       Response* response) {
+  grpc::CompletionQueue done;
+  const auto call = stub.PrepareUnaryCall(&context, method, request, &done);
+  call->StartCall();
+  grpc::ByteBuffer answer;
+  grpc::Status status;
+  call->Finish(&answer, &status, nullptr);
+  void* tag = nullptr;
+  bool is_read = false;
+  done.Next(&tag, &is_read);
+  if (!status.ok()) return status;
+  return grpc::SerializationTraits<Response>::Deserialize(&answer, response);
+}
+
 bool IsWorthRepeating(const absl::Status& status) {
   return status.code() == absl::StatusCode::kUnavailable && ErrorReason(status) != kReasonNotMet;
 }
@@ -115,7 +145,8 @@ struct Connection::Wire {
         options(client_options),
         channel(MakeChannel(target)),
         cache(channel),
-        stats(channel) {}
+        stats(channel),
+        generic(channel) {}
 
   // Fixed after construction.
   const std::string target;
@@ -125,6 +156,8 @@ struct Connection::Wire {
   // Synchronised by themselves.
   v1::CacheService::Stub cache;
   v1::StatsService::Stub stats;
+  grpc::GenericStub generic;
+  SendBuffers send_buffers;
 
   mutable absl::Mutex mu;
   std::string boot_id ABSL_GUARDED_BY(mu);
@@ -134,32 +167,52 @@ struct Connection::Wire {
     return Attempts({.attempts_max = options.attempts_max}, timeout, SteadyClock(), absl::SleepFor);
   }
 
-  absl::Status CheckSize(const google::protobuf::Message& request) const {
-    const uint64_t bytes = request.ByteSizeLong();
+  absl::Status CheckSize(const std::string& call, uint64_t bytes) const {
     const absl::MutexLock lock(&mu);
     if (message_bytes_max == 0 || bytes <= message_bytes_max) return absl::OkStatus();
     return WithReason(absl::ResourceExhaustedError(absl::StrFormat(
                           "%s: the message has %u bytes, %s takes %u at most; send fewer tokens "
                           "or items per call",
-                          CallName(request), bytes, target, message_bytes_max)),
+                          call, bytes, target, message_bytes_max)),
                       kReasonTooLarge);
+  }
+
+  // `send` makes one attempt.
+  template <typename Response, typename Send>
+  absl::Status Repeat(const std::string& call, uint64_t bytes, Response* response,
+                      Attempts& attempts, Send send) const {
+    if (absl::Status size = CheckSize(call, bytes); !size.ok()) return size;
+    while (true) {
+      response->Clear();
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() +
+                           absl::ToChronoNanoseconds(attempts.remaining()));
+      const grpc::Status answer = send(context);
+      if (answer.ok()) return absl::OkStatus();
+      absl::Status status = InOurWords(answer, TrailerReason(context), call, target);
+      if (!IsWorthRepeating(status) || !attempts.Next()) return status;
+    }
   }
 
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(Stub& stub,
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, Attempts& attempts) const {
-    if (absl::Status size = CheckSize(request); !size.ok()) return size;
-    while (true) {
-      response->Clear();
-      grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() +
-                           absl::ToChronoNanoseconds(attempts.remaining()));
-      const grpc::Status answer = (stub.*method)(&context, request, response);
-      if (answer.ok()) return absl::OkStatus();
-      absl::Status status = InOurWords(answer, TrailerReason(context), CallName(request), target);
-      if (!IsWorthRepeating(status) || !attempts.Next()) return status;
-    }
+    return Repeat(
+        CallName(request), request.ByteSizeLong(), response, attempts,
+        [&](grpc::ClientContext& context) { return (stub.*method)(&context, request, response); });
+  }
+
+  template <typename Response>
+  absl::Status CallEncoded(const std::string& call, const Encoded& request, Response* response,
+                           Attempts& attempts) {
+    const std::string method =
+        absl::StrFormat("/%s/%s", v1::CacheService::service_full_name(), call);
+    const grpc::Slice slice = SliceOf(request);
+    const grpc::ByteBuffer bytes(&slice, 1);
+    return Repeat(call, request.bytes, response, attempts, [&](grpc::ClientContext& context) {
+      return CallBytes(generic, method, context, bytes, response);
+    });
   }
 };
 
@@ -173,6 +226,10 @@ std::shared_ptr<Connection> Connection::Open(std::string target, const ClientOpt
 
 const std::string& Connection::target() const {
   return wire_->target;
+}
+
+SendBuffers& Connection::send_buffers() {
+  return wire_->send_buffers;
 }
 
 std::string Connection::boot_id() const {
@@ -210,8 +267,6 @@ Attempts Connection::DataAttempts() const {
   }
 EBBTIDE_CLIENT_CALL(CacheService, cache, RegisterModel)
 EBBTIDE_CLIENT_CALL(CacheService, cache, OpenSequence)
-EBBTIDE_CLIENT_CALL(CacheService, cache, Append)
-EBBTIDE_CLIENT_CALL(CacheService, cache, Attend)
 EBBTIDE_CLIENT_CALL(CacheService, cache, ReadPages)
 EBBTIDE_CLIENT_CALL(CacheService, cache, Truncate)
 EBBTIDE_CLIENT_CALL(CacheService, cache, CloseSequence)
@@ -220,5 +275,14 @@ EBBTIDE_CLIENT_CALL(StatsService, stats, GetStats)
 EBBTIDE_CLIENT_CALL(StatsService, stats, ListSequences)
 EBBTIDE_CLIENT_CALL(StatsService, stats, DescribeSequence)
 #undef EBBTIDE_CLIENT_CALL
+
+absl::Status Connection::Call(const Encoded& request, v1::AppendResponse* response,
+                              Attempts& attempts) const {
+  return wire_->CallEncoded("Append", request, response, attempts);
+}
+absl::Status Connection::Call(const Encoded& request, v1::AttendResponse* response,
+                              Attempts& attempts) const {
+  return wire_->CallEncoded("Attend", request, response, attempts);
+}
 
 }  // namespace ebbtide::client

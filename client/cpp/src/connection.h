@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The wire: one channel to one daemon, its calls with deadlines and repeated attempts, and which
-// run of the daemon answered. Speaks protobuf; gRPC itself stays in connection.cc.
+// run of the daemon answered. Speaks protobuf, steps as bytes; gRPC itself stays in connection.cc.
 // Contract: tests/unit/client/client_test.cc.
 
 #pragma once
@@ -12,7 +12,9 @@
 
 #include "absl/status/status.h"
 
+#include "client/cpp/src/encode.h"
 #include "client/cpp/src/retry.h"
+#include "client/cpp/src/send_buffers.h"
 #include "ebbtide/client.h"
 
 namespace ebbtide::v1 {
@@ -20,9 +22,7 @@ class RegisterModelRequest;
 class RegisterModelResponse;
 class OpenSequenceRequest;
 class OpenSequenceResponse;
-class AppendRequest;
 class AppendResponse;
-class AttendRequest;
 class AttendResponse;
 class ReadPagesRequest;
 class ReadPagesResponse;
@@ -67,6 +67,9 @@ class Connection {
   // A message larger than this is refused here, with both numbers; 0: not known yet.
   void LimitMessages(uint64_t message_bytes_max);
 
+  // For Encode.
+  SendBuffers& send_buffers();
+
   Attempts ConnectAttempts() const;
   Attempts ControlAttempts() const;
   Attempts DataAttempts() const;
@@ -75,10 +78,8 @@ class Connection {
                     Attempts& attempts) const;
   absl::Status Call(const v1::OpenSequenceRequest& request, v1::OpenSequenceResponse* response,
                     Attempts& attempts) const;
-  absl::Status Call(const v1::AppendRequest& request, v1::AppendResponse* response,
-                    Attempts& attempts) const;
-  absl::Status Call(const v1::AttendRequest& request, v1::AttendResponse* response,
-                    Attempts& attempts) const;
+  absl::Status Call(const Encoded& request, v1::AppendResponse* response, Attempts& attempts) const;
+  absl::Status Call(const Encoded& request, v1::AttendResponse* response, Attempts& attempts) const;
   absl::Status Call(const v1::ReadPagesRequest& request, v1::ReadPagesResponse* response,
                     Attempts& attempts) const;
   absl::Status Call(const v1::TruncateRequest& request, v1::TruncateResponse* response,

@@ -19,7 +19,6 @@ std::map<std::string, uint64_t> ToMap(const Message& counts) {
 void TensorToWire(const TensorView& tensor, v1::Tensor* wire) {
   wire->set_dtype(static_cast<v1::Dtype>(tensor.dtype));
   for (const int64_t extent : tensor.shape) wire->add_shape(extent);
-  wire->set_data(tensor.bytes.data(), tensor.bytes.size());
 }
 
 absl::Status StatusFromWire(const v1::ItemStatus& wire) {

@@ -13,6 +13,7 @@ namespace ebbtide::client {
 
 v1::RegisterModelRequest ToWire(const Model& model);
 v1::OpenSequenceRequest ToWire(const SequenceOptions& options);
+// All but the tensors' data (encode.h).
 void ToWire(const AppendItem& item, v1::AppendItem* wire);
 void ToWire(const AttendItem& item, v1::AttendItem* wire);
 
