@@ -37,43 +37,69 @@ SlotsOfTokens FindSlots(const LaneMemory& memory, const Lane& lane, int32_t firs
   return slots;
 }
 
-absl::Status DigestCompletePages(std::span<const LaneToDigest> lanes, const gpu::Device& device) {
-  struct Page {
-    LaneMemory& memory;
-    SlotsOfTokens slots;
-    std::vector<std::byte> bytes;
-    std::vector<std::byte> digest;
-  };
-  std::vector<Page> pages;
+namespace {
+
+// Pages drawn together: enough to keep all threads busy, and little enough that what was gathered
+// is still in the second-level cache when its digest is drawn.
+constexpr size_t kDigestedBytesAtOnce = size_t{1} << 20;
+
+struct PageToDigest {
+  LaneMemory& memory;
+  SlotsOfTokens slots;
+};
+
+std::vector<PageToDigest> PagesWithoutDigest(std::span<const LaneToDigest> lanes) {
+  std::vector<PageToDigest> pages;
   for (const auto& [lane, memory] : lanes) {
     const int32_t tokens = memory.shape.tokens;
     for (int32_t first = memory.digested_pages() * tokens; first + tokens <= lane.length();
          first += tokens) {
-      pages.push_back({.memory = memory,
-                       .slots = FindSlots(memory, lane, first, first + tokens),
-                       .bytes = std::vector<std::byte>(memory.shape.page_bytes()),
-                       .digest = std::vector<std::byte>(gpu::DigestBytes(memory.shape.head_dim))});
+      pages.push_back({.memory = memory, .slots = FindSlots(memory, lane, first, first + tokens)});
     }
   }
-  if (pages.empty()) return absl::OkStatus();
+  return pages;
+}
 
+// `room` takes the pages.
+absl::Status DigestPages(std::span<const PageToDigest> pages, std::span<std::byte> room,
+                         const gpu::Device& device) {
+  const gpu::PageShape& shape = pages.front().memory.shape;
+  const size_t digest_bytes = gpu::DigestBytes(shape.head_dim);
+  std::vector<std::byte> drawn(pages.size() * digest_bytes);
   std::vector<gpu::GatherArgs> gathers;
   std::vector<gpu::DigestArgs> digests;
-  for (Page& page : pages) {
-    gathers.push_back({.shape = page.memory.shape,
-                       .key_slot = page.slots.keys,
-                       .value_slot = page.slots.values,
-                       .page = page.bytes});
-    digests.push_back({.shape = page.memory.shape,
-                       .tokens = page.memory.shape.tokens,
-                       .page = page.bytes,
-                       .digest = page.digest});
+  for (size_t p = 0; p < pages.size(); ++p) {
+    const std::span<std::byte> page = room.subspan(p * shape.page_bytes(), shape.page_bytes());
+    gathers.push_back({.shape = shape,
+                       .key_slot = pages[p].slots.keys,
+                       .value_slot = pages[p].slots.values,
+                       .page = page});
+    digests.push_back({.shape = shape,
+                       .tokens = shape.tokens,
+                       .page = page,
+                       .digest = std::span(drawn).subspan(p * digest_bytes, digest_bytes)});
   }
   EBBTIDE_RETURN_IF_ERROR(device.Run(gathers));
   EBBTIDE_RETURN_IF_ERROR(device.Run(digests));
-  for (const Page& page : pages) {  // In order, lane by lane.
-    std::vector<std::byte>& all = page.memory.digests;
-    all.insert(all.end(), page.digest.begin(), page.digest.end());
+  for (size_t p = 0; p < pages.size(); ++p) {  // In order, lane by lane.
+    std::vector<std::byte>& all = pages[p].memory.digests;
+    all.insert(all.end(), digests[p].digest.begin(), digests[p].digest.end());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status DigestCompletePages(std::span<const LaneToDigest> lanes, const gpu::Device& device) {
+  const std::vector<PageToDigest> pages = PagesWithoutDigest(lanes);
+  if (pages.empty()) return absl::OkStatus();
+  const size_t page_bytes = pages.front().memory.shape.page_bytes();
+  const size_t at_once =
+      std::min(pages.size(), std::max<size_t>(kDigestedBytesAtOnce / page_bytes, 1));
+  std::vector<std::byte> room(at_once * page_bytes);
+  for (size_t first = 0; first < pages.size(); first += at_once) {
+    const size_t count = std::min(at_once, pages.size() - first);
+    EBBTIDE_RETURN_IF_ERROR(DigestPages(std::span(pages).subspan(first, count), room, device));
   }
   return absl::OkStatus();
 }

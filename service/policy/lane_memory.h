@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What belongs to one lane beside the cache's facts: where its bytes lie, norms, digests, score
-// state. Touched only by the call in flight of its layer, so it needs no lock.
+// state. Touched only by the call in flight of its layer, so it needs no lock. Tested by
+// tests/unit/service/lane_memory_test.cc.
 
 #pragma once
 
@@ -63,7 +64,7 @@ struct LaneMemory {
   }
 };
 
-// A lane whose complete pages are to have digests.
+// A lane whose complete pages are to have digests. All lanes of a call have one shape.
 struct LaneToDigest {
   const Lane& lane;
   LaneMemory& memory;

@@ -170,6 +170,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> ChooseVictims(const Policy& po
                                                                 const ChoiceArgs& args,
                                                                 const ScoringTools& tools) {
   std::vector<std::vector<int32_t>> victims(lanes.size());
+  if (args.length <= args.budget) return victims;  // However many of them are resident.
   std::vector<size_t> over_budget;
   std::vector<LaneToScore> to_score;
   for (size_t l = 0; l < lanes.size(); ++l) {

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/policy/lane_memory.h"
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "gpu/cpu/cpu_backend.h"
+#include "service/model/lane.h"
+#include "tests/support/status_matchers.h"
+
+namespace ebbtide::service {
+namespace {
+
+constexpr gpu::PageShape kShape = {.tokens = 16, .head_dim = 256, .dtype = gpu::Dtype::kF32};
+constexpr int32_t kPages = 40;
+
+// A lane full of rows that tell its number and their own.
+struct FilledLane {
+  explicit FilledLane(int number) : lane(kShape.tokens, kPages * kShape.tokens) {
+    memory.shape = kShape;
+    memory.frames = frames.data();
+    std::vector<int32_t> slots;
+    lane.Append(kPages * kShape.tokens, &slots);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const std::vector<float> row(static_cast<size_t>(kShape.head_dim),
+                                   static_cast<float>(number * 10000 + static_cast<int>(i)));
+      std::memcpy(memory.key_slot(slots[i]), row.data(), kShape.row_bytes());
+      std::memcpy(memory.value_slot(slots[i]), row.data(), kShape.row_bytes());
+    }
+  }
+
+  std::vector<std::byte> frames = std::vector<std::byte>(kPages * kShape.page_bytes());
+  Lane lane;
+  LaneMemory memory;
+};
+
+// Of one page alone.
+std::vector<std::byte> DigestOf(const FilledLane& filled, int32_t page) {
+  std::vector<std::byte> bytes(kShape.page_bytes());
+  for (int32_t t = 0; t < kShape.tokens; ++t) {
+    const int32_t slot = filled.lane.slot_of(page * kShape.tokens + t);
+    const size_t at = static_cast<size_t>(t) * kShape.row_bytes();
+    std::memcpy(bytes.data() + at, filled.memory.key_slot(slot), kShape.row_bytes());
+    std::memcpy(bytes.data() + kShape.half_bytes() + at, filled.memory.value_slot(slot),
+                kShape.row_bytes());
+  }
+  std::vector<std::byte> digest(gpu::DigestBytes(kShape.head_dim));
+  gpu::DigestCpu({.shape = kShape, .tokens = kShape.tokens, .page = bytes, .digest = digest});
+  return digest;
+}
+
+// More bytes than are drawn at once, and a piece of a lane in between.
+TEST(DigestCompletePagesTest, EveryPageGetsItsOwnDigestInOrder) {
+  gpu::CpuBackend backend(2);
+  const gpu::Device device = *gpu::Device::Open(backend);
+  std::vector<std::unique_ptr<FilledLane>> lanes;
+  std::vector<LaneToDigest> to_digest;
+  for (int number = 0; number < 3; ++number) {
+    lanes.push_back(std::make_unique<FilledLane>(number));
+    to_digest.push_back({.lane = lanes.back()->lane, .memory = lanes.back()->memory});
+  }
+  ASSERT_GT(3 * kPages * kShape.page_bytes(), size_t{2} << 20);
+
+  ASSERT_OK(DigestCompletePages(to_digest, device));
+  ASSERT_OK(DigestCompletePages(to_digest, device));  // Nothing is left to do.
+
+  for (const auto& filled : lanes) {
+    ASSERT_EQ(filled->memory.digested_pages(), kPages);
+    for (int32_t page = 0; page < kPages; ++page) {
+      const auto digest = filled->memory.digest(page);
+      EXPECT_EQ(std::vector<std::byte>(digest.begin(), digest.end()), DigestOf(*filled, page))
+          << "page " << page;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ebbtide::service
