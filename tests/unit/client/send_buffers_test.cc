@@ -32,10 +32,12 @@ TEST(SendBuffersTest, TheSmallestThatFitsIsTaken) {
   std::shared_ptr<uint8_t[]> large = buffers.Take(8 * kMiB);
   std::shared_ptr<uint8_t[]> middle = buffers.Take(2 * kMiB);
   std::shared_ptr<uint8_t[]> small = buffers.Take(kMiB);
+  std::shared_ptr<uint8_t[]> other = buffers.Take(4 * kMiB);
   const uint8_t* const place = middle.get();
-  middle.reset();
   large.reset();
+  middle.reset();
   small.reset();
+  other.reset();
 
   EXPECT_EQ(buffers.Take(2 * kMiB - 1).get(), place);
 }
