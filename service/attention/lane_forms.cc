@@ -37,7 +37,8 @@ float Distance(std::span<const float> a, std::span<const float> b) {
 float LogNormalVariance(double deviation) {
   constexpr double kVarianceMax = 4;  // Beyond, nothing is known anyhow.
   const double variance = std::min(deviation * deviation, kVarianceMax);
-  return static_cast<float>(std::exp(variance) * std::expm1(variance));
+  const double above = std::expm1(variance);
+  return static_cast<float>((1 + above) * above);
 }
 
 }  // namespace
