@@ -16,6 +16,12 @@ namespace {
 
 constexpr size_t kClosedMax = 1 << 20;  // Closed names remembered, in 28 MiB at most.
 
+// How long slots linger: a block has so many tokens' time to be confirmed before a decode step
+// waits for it. Slots that linger are holes that attention passes over.
+int32_t LingerTokens(int32_t budget_tokens, int page_tokens) {
+  return std::max(budget_tokens / 4, 2 * page_tokens);
+}
+
 uint64_t HashOf(std::string_view name) {
   return XXH3_64bits(name.data(), name.size());
 }
@@ -155,7 +161,8 @@ absl::Status Cache::LayOut(OpenedSequence& sequence, std::byte* pool) {
   facts.pool_bytes = bytes;
   facts.last_call = clock_.SinceStart();
   for (int lane = 0; lane < geometry.lanes(); ++lane) {
-    facts.lanes.emplace_back(page_tokens, frames * page_tokens);
+    facts.lanes.emplace_back(page_tokens, frames * page_tokens,
+                             LingerTokens(sequence.budget_tokens, page_tokens));
     LaneMemory& memory = sequence.memory.emplace_back();
     memory.shape = geometry.page_shape();
     memory.frames = pool + *offset + static_cast<uint64_t>(lane) * lane_bytes;
@@ -359,24 +366,31 @@ Cache::Need Cache::NeedOf(const Ticket& ticket) {
   return NeedLocked(ticket);
 }
 
-bool Cache::HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const {
+// The blocks whose tokens' slots the step takes again.
+std::vector<int32_t> Cache::BlocksDue(const Ticket& ticket,
+                                      std::span<const std::vector<int32_t>> victims) const {
   const Sequence& facts = ticket.sequence->facts;
-  const auto is_confirmed = [&facts](int32_t block) { return facts.is_confirmed(block); };
+  std::vector<int32_t> blocks;
   for (size_t head = 0; head < victims.size(); ++head) {
     const Lane& lane = facts.lane(ticket.layer, static_cast<int>(head));
-    const auto leaving = std::ranges::count_if(victims[head], [&](int32_t index) {
-      return facts.is_confirmed(index / facts.geometry().page_tokens);
-    });
-    if (lane.free_slots() + lane.Reclaimable(is_confirmed) + leaving < ticket.tokens) return false;
+    for (const int32_t index : lane.Due(ticket.tokens, victims[head])) {
+      const int32_t block = index / facts.geometry().page_tokens;
+      if (!facts.is_confirmed(block)) blocks.push_back(block);
+    }
   }
-  return true;
+  std::ranges::sort(blocks);
+  blocks.erase(std::ranges::unique(blocks).begin(), blocks.end());
+  return blocks;
 }
 
 absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims,
                                absl::Duration deadline) {
   const absl::MutexLock lock(&mu_);
+  const Sequence& facts = ticket.sequence->facts;
+  // Lanes of a layer in flight are changed by its call alone.
+  const std::vector<int32_t> due = BlocksDue(ticket, victims);
   const auto has_slots = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return HasSlots(ticket, victims);
+    return std::ranges::all_of(due, [&](int32_t block) { return facts.is_confirmed(block); });
   };
   while (!has_slots()) {
     const absl::Duration left = deadline - clock_.SinceStart();
@@ -386,8 +400,8 @@ absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector
     }
     return Refuse(
         absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
-        absl::StrCat("sequence \"", ticket.sequence->facts.args.sequence, "\", layer ",
-                     ticket.layer, ": no free slots for ", ticket.tokens,
+        absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", ticket.layer,
+                     ": no free slots for ", ticket.tokens,
                      " tokens before the deadline: demoted tokens wait for their blocks to be ",
                      "confirmed in a lower tier; see ebbctl tiers, and retry"));
   }
@@ -418,14 +432,12 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
                      room_bytes,
                      " B are free; close sequences, or raise the host or rocksdb budget"));
   }
-  EBBTIDE_CHECK(HasSlots(ticket, args.victims), "slots are awaited before they are taken");
-  const auto is_confirmed = [&facts](int32_t block) { return facts.is_confirmed(block); };
+  EBBTIDE_CHECK(BlocksDue(ticket, args.victims).empty(), "slots are awaited before they are taken");
   slots->resize(args.victims.size());
   for (size_t head = 0; head < args.victims.size(); ++head) {
     Lane& lane = facts.lane(ticket.layer, static_cast<int>(head));
     for (const int32_t victim : args.victims[head]) lane.Demote(victim);
     stats_.tokens_demoted += args.victims[head].size();
-    lane.Reclaim(is_confirmed);
     lane.Append(ticket.tokens, &(*slots)[head]);
   }
   facts.Lengthen(std::max(facts.longest, ticket.length + ticket.tokens), args.positions);

@@ -229,7 +229,8 @@ class Cache {
   // back.
   uint64_t DropTail(OpenedSequence& sequence, int32_t new_length)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool HasSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims) const
+  std::vector<int32_t> BlocksDue(const Ticket& ticket,
+                                 std::span<const std::vector<int32_t>> victims) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SequenceSummary Summarise(const OpenedSequence& sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

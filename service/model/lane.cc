@@ -10,8 +10,10 @@
 
 namespace ebbtide::service {
 
-Lane::Lane(int page_tokens, int32_t slots)
-    : page_tokens_(page_tokens), slot_index_(static_cast<size_t>(slots), gpu::kNoToken) {
+Lane::Lane(int page_tokens, int32_t slots, int32_t linger_tokens)
+    : page_tokens_(page_tokens),
+      linger_tokens_(linger_tokens),
+      slot_index_(static_cast<size_t>(slots), gpu::kNoToken) {
   free_.reserve(static_cast<size_t>(slots));
   for (int32_t slot = 0; slot < slots; ++slot) Free(slot);
 }
@@ -26,8 +28,28 @@ void Lane::Free(int32_t slot) {
   std::push_heap(free_.begin(), free_.end());
 }
 
+std::vector<int32_t> Lane::Due(int32_t count, std::span<const int32_t> victims) const {
+  if (count == 0) return {};
+  std::vector<int32_t> due = leaving_;
+  due.insert(due.end(), victims.begin(), victims.end());
+  std::ranges::sort(due);
+  const auto lingers = [this](int32_t index) {
+    const int32_t block_end = (index / page_tokens_ + 1) * page_tokens_;
+    return block_end + linger_tokens_ > length();
+  };
+  const auto of_age = std::ranges::find_if(due, lingers) - due.begin();
+  const auto needed = static_cast<ptrdiff_t>(count) - free_slots();
+  EBBTIDE_CHECK(needed <= std::ssize(due), "a lane has slots for its budget and a chunk");
+  due.resize(static_cast<size_t>(std::max(of_age, needed)));
+  return due;
+}
+
 void Lane::Append(int32_t count, std::vector<int32_t>* slots) {
-  EBBTIDE_CHECK(count <= free_slots(), "slots are reserved before tokens are appended");
+  for (const int32_t index : Due(count, {})) {
+    Free(slot_of(index));
+    slot_of_[static_cast<size_t>(index)] = kNoSlot;
+  }
+  std::erase_if(leaving_, [this](int32_t index) { return slot_of(index) == kNoSlot; });
   slots->clear();
   for (int32_t i = 0; i < count; ++i) {
     std::pop_heap(free_.begin(), free_.end());
@@ -50,21 +72,6 @@ void Lane::Demote(int32_t index) {
   leaving_.push_back(index);
   --resident_;
   ++demoted_;
-}
-
-void Lane::Reclaim(const std::function<bool(int32_t)>& is_confirmed) {
-  const auto confirmed = [&](int32_t index) {
-    if (!is_confirmed(index / page_tokens_)) return false;
-    Free(slot_of(index));
-    slot_of_[static_cast<size_t>(index)] = kNoSlot;
-    return true;
-  };
-  std::erase_if(leaving_, confirmed);
-}
-
-int32_t Lane::Reclaimable(const std::function<bool(int32_t)>& is_confirmed) const {
-  return static_cast<int32_t>(std::ranges::count_if(
-      leaving_, [&](int32_t index) { return is_confirmed(index / page_tokens_); }));
 }
 
 void Lane::Truncate(int32_t new_length) {

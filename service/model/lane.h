@@ -2,12 +2,13 @@
 //
 // The history of one (sequence, layer, kv head): which tokens are resident, which slots hold them.
 // It knows numbers, not bytes: slot s lies in frame s / page_tokens of the run of frames that the
-// lane was given for life. Tested by tests/unit/service/lane_test.cc.
+// lane was given for life. Which slot a token takes follows from the calls alone, never from when
+// blocks were confirmed, since slots decide in which order sums are rounded.
+// Tested by tests/unit/service/lane_test.cc.
 
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -18,13 +19,15 @@ inline constexpr int32_t kNoSlot = -1;
 // A token is in one of three states:
 //
 //   resident  in a slot, attended
-//   leaving   demoted: not attended; its bytes stay in its slot until a copy below is confirmed
-//   absent    demoted, without a slot
+//   leaving   demoted: not attended; its bytes stay in its slot until that is taken again
+//   absent    demoted, without a slot; its block is confirmed below
 //
 // Thread-compatible: changed under the cache's lock only.
 class Lane {
  public:
-  Lane(int page_tokens, int32_t slots);
+  // A slot that a token left is free once `linger_tokens` follow the token's block, or where a step
+  // finds no other; both give the block time to be confirmed.
+  Lane(int page_tokens, int32_t slots, int32_t linger_tokens);
 
   int32_t length() const { return static_cast<int32_t>(slot_of_.size()); }
   int32_t resident() const { return resident_; }
@@ -47,14 +50,14 @@ class Lane {
   // [slots] the resident token in each slot, or gpu::kNoToken.
   std::span<const int32_t> slot_index() const { return slot_index_; }
 
-  // Gives each of `count` new tokens a free slot, lowest first; there must be enough.
-  void Append(int32_t count, std::vector<int32_t>* slots);
+  // The leaving tokens, once `victims` have left too, whose slots are free when `count` tokens are
+  // appended: their blocks must be confirmed first. Ascending.
+  std::vector<int32_t> Due(int32_t count, std::span<const int32_t> victims) const;
   // `index` is resident; from now on it is leaving.
   void Demote(int32_t index);
-  // Frees the slots of leaving tokens whose block is confirmed below.
-  void Reclaim(const std::function<bool(int32_t block)>& is_confirmed);
-  // How many slots Reclaim would free.
-  int32_t Reclaimable(const std::function<bool(int32_t block)>& is_confirmed) const;
+  // Frees the slots of Due(count), whose tokens are absent from now on, and gives each of `count`
+  // new tokens the lowest free slot.
+  void Append(int32_t count, std::vector<int32_t>* slots);
   // Forgets the tokens from `length` on; their slots are free again.
   void Truncate(int32_t length);
 
@@ -65,11 +68,12 @@ class Lane {
   void Free(int32_t slot);
 
   const int page_tokens_;
+  const int32_t linger_tokens_;
   std::vector<int32_t> slot_index_;  // [slots]
   std::vector<int32_t> slot_of_;     // [length]
   std::vector<uint64_t> bits_;       // [pages] resident tokens
   std::vector<int32_t> free_;        // Max-heap by negated slot: the lowest slot is taken first.
-  std::vector<int32_t> leaving_;     // Token indices, in the order they left.
+  std::vector<int32_t> leaving_;     // Token indices, in no order.
   int32_t resident_ = 0;
   uint64_t demoted_ = 0;
 };

@@ -225,16 +225,31 @@ TEST_F(CacheCallsTest, VictimsAreAbsentFromTheFixedPointOn) {
   EXPECT_EQ(sequence_->facts.lane(0, 1).slot_of(kPage + 2), kPage + 2);
 }
 
-TEST_F(CacheCallsTest, ConfirmedVictimsSlotsGoToTheNewTokens) {
-  stand_.Append("a", 0, kPage + 2);
+TEST_F(CacheCallsTest, SlotsOfVictimsOldEnoughGoToTheNewTokens) {
+  stand_.Append("a", 0, 3 * kPage);
   stand_.Carry();
-  const Ticket ticket = stand_.Begin("a", 0, kPage + 2, 2);
+  const Ticket ticket = stand_.Begin("a", 0, 3 * kPage, 2);
 
-  stand_.Place(ticket, {7, 3});
+  stand_.Place(ticket, {7, 3, kPage});
 
-  EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(kPage + 2), 3);
-  EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(kPage + 3), 7);
+  EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(3 * kPage), 3);
+  EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(3 * kPage + 1), 7);
   EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(7), kNoSlot);
+  EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(kPage), kPage);
+}
+
+TEST_F(CacheCallsTest, WhenBlocksAreConfirmedDecidesNoSlot) {
+  stand_.Append("a", 0, 40);
+  stand_.Carry();  // Two blocks; the other sequence's are not sealed when its tokens leave.
+  const SequenceRef late = stand_.Open("late", 48, 32);
+  stand_.Append("late", 0, 40);
+
+  stand_.Append("a", 40, 4, {3, 20});
+  stand_.Append("late", 40, 4, {3, 20});
+
+  for (int32_t index = 0; index < 44; ++index) {
+    EXPECT_EQ(sequence_->facts.lane(0, 0).slot_of(index), late->facts.lane(0, 0).slot_of(index));
+  }
 }
 
 // Lanes with slots for budget, chunk and a page: 96, all taken, 16 of them by tokens that left.
@@ -243,7 +258,7 @@ class CacheSlotsTest : public CacheCallsTest {
   CacheSlotsTest() {
     stand_.Append("a", 0, 32);
     stand_.Append("a", 32, 32);
-    stand_.Append("a", 64, 32, Range(0, 16));
+    stand_.Append("a", 64, 32, Range(32, 48));  // Young: their slots linger.
     victims_of_lanes_.assign(2, victims_);
   }
 
@@ -253,7 +268,7 @@ class CacheSlotsTest : public CacheCallsTest {
     return range;
   }
 
-  const std::vector<int32_t> victims_ = Range(16, 48);
+  const std::vector<int32_t> victims_ = Range(0, 32);
   std::vector<std::vector<int32_t>> victims_of_lanes_;
 };
 
@@ -287,17 +302,20 @@ TEST_F(CacheSlotsTest, SealsFreeTheSlotsThatACallWaitsFor) {
   EXPECT_EQ(Resident(0, 0), Range(48, 128));
 }
 
-TEST_F(CacheSlotsTest, SlotsOfBlocksThatAreNotConfirmedDoNotCount) {
-  const CarryPlan plan = *cache().PlanSeal();  // Block 0 alone, whose 16 tokens have left.
-  cache().CommitSeal(plan, TierName::kHost);
-  const Ticket sixteen = stand_.Begin("a", 0, 96, 16);
-  EXPECT_OK(cache().AwaitSlots(sixteen, victims_of_lanes_, stand_.clock().SinceStart()));
-  cache().Abandon(sixteen);
+TEST_F(CacheSlotsTest, EachBlockWhoseSlotsAreDueMustBeConfirmed) {
+  const Ticket ticket = stand_.Begin("a", 0, 96, 1);
+  const auto is_refused = [&] {
+    return ReasonOf(cache().AwaitSlots(ticket, victims_of_lanes_, stand_.clock().SinceStart())) ==
+           "DEVICE_FULL";
+  };
+  for (int32_t block = 0; block < 3; ++block) {  // Those of the tokens that left or leave now.
+    EXPECT_TRUE(is_refused()) << block;
+    const CarryPlan plan = *cache().PlanSeal();
+    ASSERT_EQ(plan.block, block);
+    cache().CommitSeal(plan, TierName::kHost);
+  }
 
-  const Ticket seventeen = stand_.Begin("a", 0, 96, 17);
-
-  EXPECT_EQ(ReasonOf(cache().AwaitSlots(seventeen, victims_of_lanes_, stand_.clock().SinceStart())),
-            "DEVICE_FULL");
+  EXPECT_FALSE(is_refused());
 }
 
 TEST_F(CacheCallsTest, FirstLayersCallReservesForTheOthers) {
@@ -477,14 +495,14 @@ using CacheDeathTest = test::ThreadsafeDeathTest;
 TEST_F(CacheDeathTest, TokensPlacedWithoutSlotsStopTheProcess) {
   CacheStand stand;
   stand.Open("a", 48, 32);
-  for (uint64_t first = 0; first < 96; first += 32) stand.Append("a", first, 32);  // All slots.
-  const Ticket ticket = stand.Begin("a", 0, 96, 32);
-  const std::vector<std::vector<int32_t>> nobody(2);
+  for (uint64_t first = 0; first < 64; first += 32) stand.Append("a", first, 32);
+  const Ticket ticket = stand.Begin("a", 0, 64, 2);
+  const std::vector<std::vector<int32_t>> victims(2, std::vector<int32_t>{0, 1});
   std::vector<std::vector<int32_t>> slots;
 
   EXPECT_DEATH(
       (void)stand.cache().Place(ticket,
-                                {.victims = nobody,
+                                {.victims = victims,
                                  .positions = {},
                                  .room = {.record_bytes = 1 << 20, .below_records = 1 << 20}},
                                 &slots),

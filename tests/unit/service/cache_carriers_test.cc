@@ -45,25 +45,25 @@ TEST_F(CacheCarriersTest, NothingIsPlannedBeforeABlockIsComplete) {
 }
 
 TEST_F(CacheCarriersTest, SealPlanNamesTheSlotsOfEveryLaneAndThePositions) {
-  stand_.Append("a", 0, kPage);
-  Seal(TierName::kHost);
-  stand_.Append("a", kPage, kPage, {5, 4});  // Tokens 16 and 17 take slots 4 and 5.
+  stand_.Append("a", 0, 3 * kPage);
+  for (int block = 0; block < 3; ++block) Seal(TierName::kHost);
+  stand_.Append("a", 3 * kPage, kPage, {5, 4});  // Its first tokens take slots 4 and 5.
 
   const auto plan = cache().PlanSeal();
 
   ASSERT_TRUE(plan.has_value());
   EXPECT_EQ(plan->sequence, sequence_);
-  EXPECT_EQ(plan->block, 1);
-  EXPECT_EQ(plan->key, sequence_->facts.key(1));
+  EXPECT_EQ(plan->block, 3);
+  EXPECT_EQ(plan->key, sequence_->facts.key(3));
   ASSERT_EQ(plan->slots.size(), 4U * kPage);
   for (size_t lane = 0; lane < 4; ++lane) {
     EXPECT_EQ(plan->slots[lane * kPage + 0], 4);
     EXPECT_EQ(plan->slots[lane * kPage + 1], 5);
-    EXPECT_EQ(plan->slots[lane * kPage + 2], kPage);
+    EXPECT_EQ(plan->slots[lane * kPage + 2], 3 * kPage);
   }
   ASSERT_EQ(plan->positions.size(), static_cast<size_t>(kPage));
-  EXPECT_EQ(plan->positions.front(), kPage);
-  EXPECT_EQ(plan->positions.back(), 2 * kPage - 1);
+  EXPECT_EQ(plan->positions.front(), 3 * kPage);
+  EXPECT_EQ(plan->positions.back(), 4 * kPage - 1);
 }
 
 TEST_F(CacheCarriersTest, SlotsOfAPlanAreNotGivenToOthersBeforeItsCommit) {

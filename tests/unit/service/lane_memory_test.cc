@@ -20,7 +20,7 @@ constexpr int32_t kPages = 40;
 
 // A lane full of rows that tell its number and their own.
 struct FilledLane {
-  explicit FilledLane(int number) : lane(kShape.tokens, kPages * kShape.tokens) {
+  explicit FilledLane(int number) : lane(kShape.tokens, kPages * kShape.tokens, 0) {
     memory.shape = kShape;
     memory.frames = frames.data();
     std::vector<int32_t> slots;

@@ -72,18 +72,18 @@ TEST(MoverTest, CompleteBlocksAreSealedIntoTheHostTier) {
 TEST(MoverTest, RecordHoldsEveryLanesPageItsCodesAndThePositions) {
   CacheStand stand;
   const SequenceRef sequence = stand.Open("a", 64);
-  stand.Append("a", 0, kPage);
+  stand.Append("a", 0, 3 * kPage);
   stand.Carry();
-  stand.Append("a", kPage, kPage, {2, 3, 9});  // Their slots go to tokens of block 1, out of order.
+  stand.Append("a", 3 * kPage, kPage, {2, 3, 9});  // Their slots go to tokens of block 3.
   stand.Carry();
-  stand.Append("a", 2 * kPage, kPage, {17, 31});
+  stand.Append("a", 4 * kPage, kPage, {17, 31});
 
   stand.Carry();
 
   const Model& model = *sequence->model;
   const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
   const gpu::PageShape shape = model.geometry.page_shape();
-  for (int32_t block = 0; block < 3; ++block) {
+  for (int32_t block = 0; block < 5; ++block) {
     const storage::BlockPin record = stand.host().Pin(sequence->facts.key(block));
     ASSERT_NE(record, nullptr);
     ASSERT_OK_AND_ASSIGN(const storage::RecordHeader header, storage::ParseHeader(*record));

@@ -137,14 +137,14 @@ TEST_F(PageSourceTest, PageBelowIsStaged) {
 }
 
 TEST_F(PageSourceTest, PageWithoutACopyBelowIsGatheredFromItsSlots) {
-  stand_.Append("a", 70, 1, {3, 5, 20});  // Demoted, but their blocks are not sealed.
+  stand_.Append("a", 70, 1, {35, 37, 50});  // Demoted, but their blocks are not sealed.
   const auto source = MakeSource();
 
-  const PageRequest request = Fetch(*source, {.kv_head = 1, .page = 0});
+  const PageRequest request = Fetch(*source, {.kv_head = 1, .page = 2});
 
   EXPECT_EQ(request.state, FetchState::kOk);
   EXPECT_EQ(request.tier, TierName::kDevice);
-  EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, 1, 0));
+  EXPECT_EQ(Copy(request.bytes), stand_.Page(kLayer, 1, 2));
 }
 
 // Otherwise answers, and by them scores, would depend on when a carrier comes by.

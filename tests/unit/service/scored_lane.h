@@ -31,9 +31,10 @@ class ScoredLane {
  public:
   static constexpr int kPage = 16;
   static constexpr int kSlots = 128;
+  static constexpr int32_t kLinger = -kPage;  // Slots are taken again at once.
   static constexpr float kScale = 1.0F;
 
-  explicit ScoredLane(int group = 1) : group_(group), lane_(kPage, kSlots) {
+  explicit ScoredLane(int group = 1) : group_(group), lane_(kPage, kSlots, kLinger) {
     memory_.shape = {.tokens = kPage, .head_dim = 2, .dtype = gpu::Dtype::kF32};
     frames_.resize(kSlots / kPage * memory_.shape.page_bytes());
     memory_.frames = frames_.data();
@@ -53,11 +54,7 @@ class ScoredLane {
     const float norm = std::hypot(value[0], value[1]);
     memory_.NoteTokens({&norm, 1}, {&norm, 1}, true);
   }
-  // Demotes and gives the slot back, as where the block is confirmed below.
-  void Remove(int32_t index) {
-    lane_.Demote(index);
-    lane_.Reclaim([](int32_t) { return true; });
-  }
+  void Remove(int32_t index) { lane_.Demote(index); }
 
   service::WorkingSet set() {
     extents_ = service::FrameExtents(memory_, lane_.slot_index());

@@ -33,7 +33,7 @@ Sequence MakeSequence() {
       7, {.sequence = "a"},
       std::make_shared<const Model>(
           Model{.name = "m", .weights_fingerprint = "", .geometry = geometry, .fingerprint = 1}));
-  for (int lane = 0; lane < kLayers * kKvHeads; ++lane) sequence.lanes.emplace_back(kPage, 96);
+  for (int lane = 0; lane < kLayers * kKvHeads; ++lane) sequence.lanes.emplace_back(kPage, 96, 0);
   return sequence;
 }
 
@@ -259,8 +259,10 @@ TEST_F(SequenceDeathTest, EachContradictionIsFound) {
            Lie{"open block is resident", [](Sequence& s) { s.lanes[0].Demote(17); }},
            Lie{"a slot or a confirmed copy",
                [](Sequence& s) {
+                 std::vector<int32_t> slots;
                  s.lanes[0].Demote(3);
-                 s.lanes[0].Reclaim([](int32_t) { return true; });
+                 s.lanes[0].Append(1, &slots);
+                 s.lanes[0].Truncate(20);
                }},
        }) {
     Sequence sequence = MakeSequence();
