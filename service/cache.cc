@@ -16,6 +16,8 @@ namespace {
 
 constexpr size_t kClosedMax = 1 << 20;  // Closed names remembered, in 28 MiB at most.
 
+constexpr size_t kModelsMax = 1024;
+
 // How long slots linger: a block has so many tokens' time to be confirmed before a decode step
 // waits for it. Slots that linger are holes that attention passes over.
 int32_t LingerTokens(int32_t budget_tokens, int page_tokens) {
@@ -31,9 +33,9 @@ absl::Status NoSuchSequence(std::string_view name) {
                 absl::StrCat("no sequence \"", std::string(name), "\" is open; open it first"));
 }
 
-absl::Status InFlight(const Sequence& facts, std::string_view what) {
+absl::Status InFlight(std::string_view name, std::string_view what) {
   return Refuse(absl::StatusCode::kUnavailable, "CALL_IN_FLIGHT",
-                absl::StrCat("sequence \"", facts.args.sequence, "\": ", std::string(what),
+                absl::StrCat("sequence \"", std::string(name), "\": ", std::string(what),
                              " while another call is not yet answered; retry after its answer"));
 }
 
@@ -59,6 +61,11 @@ absl::StatusOr<Geometry> Cache::RegisterModel(std::string_view name, const Geome
   }
 
   const absl::MutexLock lock(&mu_);
+  if (models_.size() >= kModelsMax && models_.find(name) == models_.end()) {
+    return Refuse(absl::StatusCode::kResourceExhausted, "TOO_MANY_MODELS",
+                  absl::StrCat("model \"", std::string(name), "\" would be one more than the ",
+                               kModelsMax, " that a daemon knows; use the names registered"));
+  }
   auto& model = models_[std::string(name)];
   if (model == nullptr) {
     model = std::make_shared<const Model>(Model{.name = std::string(name),
@@ -75,21 +82,14 @@ absl::StatusOr<Geometry> Cache::RegisterModel(std::string_view name, const Geome
   return model->geometry;
 }
 
-absl::StatusOr<OpenAnswer> Cache::Open(const OpenArgs& args, std::byte* pool) {
-  const absl::MutexLock lock(&mu_);
-  if (const auto open = sequences_.find(args.sequence); open != sequences_.end()) {
-    Sequence& facts = open->second->facts;
-    if (facts.args != args) {
-      return Refuse(
-          absl::StatusCode::kFailedPrecondition, "SEQUENCE_DIFFERS",
-          absl::StrCat("sequence \"", args.sequence,
-                       "\" is open with other arguments; close it, or ", "use another name"));
-    }
-    facts.last_call = clock_.SinceStart();
-    OpenAnswer answer = facts.answer;
-    answer.length = static_cast<uint64_t>(facts.committed);
-    return answer;
-  }
+absl::Status Cache::CheckReopen(const Sequence& facts, const OpenArgs& args) {
+  if (facts.args == args) return absl::OkStatus();
+  return Refuse(absl::StatusCode::kFailedPrecondition, "SEQUENCE_DIFFERS",
+                absl::StrCat("sequence \"", args.sequence,
+                             "\" is open with other arguments; close it, or ", "use another name"));
+}
+
+absl::StatusOr<Cache::Opening> Cache::Resolve(const OpenArgs& args) const {
   const auto model = models_.find(args.model);
   if (model == models_.end()) {
     return Refuse(
@@ -104,77 +104,110 @@ absl::StatusOr<OpenAnswer> Cache::Open(const OpenArgs& args, std::byte* pool) {
         absl::StrCat("budget of ", args.budget_tokens, " tokens (at most ", kSequenceTokensMax,
                      ") with chunks of ", args.chunk_tokens, " (at most ", kChunkTokensMax, ")"));
   }
-  const auto budget = static_cast<int32_t>(args.budget_tokens);
-  EBBTIDE_ASSIGN_OR_RETURN(
-      const ResolvedPolicy resolved,
-      ResolvePolicy(args.policy, args.sends_queries, budget, geometry.page_tokens));
-  EBBTIDE_ASSIGN_OR_RETURN(const PrefillSpec prefill, ParsePrefill(args.prefill));
-  EBBTIDE_ASSIGN_OR_RETURN(
-      const RecallSpec recall,
-      ParseRecall(args.recall.empty() ? options_.default_recall : args.recall));
-
-  auto sequence = std::make_shared<OpenedSequence>(next_number_++, args, model->second, resolved);
-  sequence->prefill = prefill;
-  sequence->recall = recall;
-  sequence->budget_tokens = budget;
-  sequence->chunk_tokens =
+  Opening opening{.model = model->second};
+  opening.budget_tokens = static_cast<int32_t>(args.budget_tokens);
+  opening.chunk_tokens =
       args.chunk_tokens == 0 ? kChunkTokensMax : static_cast<int32_t>(args.chunk_tokens);
+  EBBTIDE_ASSIGN_OR_RETURN(
+      opening.policy,
+      ResolvePolicy(args.policy, args.sends_queries, opening.budget_tokens, geometry.page_tokens));
+  EBBTIDE_ASSIGN_OR_RETURN(opening.prefill, ParsePrefill(args.prefill));
+  EBBTIDE_ASSIGN_OR_RETURN(
+      opening.recall, ParseRecall(args.recall.empty() ? options_.default_recall : args.recall));
 
-  EBBTIDE_RETURN_IF_ERROR(LayOut(*sequence, pool));
+  // A lane holds its budget, one chunk, and a page whose tokens wait for their seal.
+  const int32_t page_tokens = geometry.page_tokens;
+  opening.frames =
+      (opening.budget_tokens + opening.chunk_tokens + page_tokens - 1) / page_tokens + 1;
+  const PolicySpec& spec = opening.policy.spec;
+  opening.metadata_bytes =
+      static_cast<uint64_t>(geometry.lanes()) *
+      MetadataBytesPerLane(geometry.head_dim, geometry.group(), opening.frames * page_tokens,
+                           spec.is_windowed() ? spec.window : 0);
+  return opening;
+}
+
+absl::StatusOr<uint64_t> Cache::MetadataToOpen(const OpenArgs& args) {
+  const absl::MutexLock lock(&mu_);
+  if (const auto open = sequences_.find(args.sequence); open != sequences_.end()) {
+    EBBTIDE_RETURN_IF_ERROR(CheckReopen(open->second->facts, args));
+    return uint64_t{0};
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(const Opening opening, Resolve(args));
+  return opening.metadata_bytes;
+}
+
+absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, std::byte* pool,
+                                          uint64_t charged_bytes) {
+  const absl::MutexLock lock(&mu_);
+  if (const auto open = sequences_.find(args.sequence); open != sequences_.end()) {
+    Sequence& facts = open->second->facts;
+    EBBTIDE_RETURN_IF_ERROR(CheckReopen(facts, args));
+    facts.last_call = clock_.SinceStart();
+    Opened again{.answer = facts.answer};
+    again.answer.length = static_cast<uint64_t>(facts.committed);
+    return again;
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(const Opening opening, Resolve(args));
+  if (opening.metadata_bytes > charged_bytes) return InFlight(args.sequence, "opened");
+  EBBTIDE_ASSIGN_OR_RETURN(const uint64_t pool_offset, ReservePool(args.sequence, opening));
+  auto sequence =
+      std::make_shared<OpenedSequence>(next_number_++, args, opening.model, opening.policy);
+  sequence->prefill = opening.prefill;
+  sequence->recall = opening.recall;
+  sequence->budget_tokens = opening.budget_tokens;
+  sequence->chunk_tokens = opening.chunk_tokens;
+
+  const Geometry& geometry = opening.model->geometry;
   Sequence& facts = sequence->facts;
-  facts.answer = {.policy = PolicyText(resolved.spec),
-                  .why = resolved.why,
-                  .prefill = PrefillText(prefill),
-                  .recall = RecallText(recall),
+  facts.pool_offset = pool_offset;
+  facts.pool_bytes = opening.pool_bytes();
+  facts.metadata_at_open = opening.metadata_bytes;
+  facts.metadata_bytes = opening.metadata_bytes;
+  facts.last_call = clock_.SinceStart();
+  facts.lanes.reserve(static_cast<size_t>(geometry.lanes()));
+  sequence->memory.reserve(static_cast<size_t>(geometry.lanes()));
+  for (int lane = 0; lane < geometry.lanes(); ++lane) {
+    facts.lanes.emplace_back(geometry.page_tokens, opening.frames * geometry.page_tokens,
+                             LingerTokens(opening.budget_tokens, geometry.page_tokens));
+    LaneMemory& memory = sequence->memory.emplace_back();
+    memory.shape = geometry.page_shape();
+    memory.frames = pool + pool_offset + static_cast<uint64_t>(lane) * opening.lane_bytes();
+  }
+  facts.answer = {.policy = PolicyText(opening.policy.spec),
+                  .why = opening.policy.why,
+                  .prefill = PrefillText(opening.prefill),
+                  .recall = RecallText(opening.recall),
                   .budget_tokens = args.budget_tokens,
-                  .protected_tokens = static_cast<uint32_t>(resolved.protected_tokens),
-                  .chunk_tokens = static_cast<uint32_t>(sequence->chunk_tokens),
+                  .protected_tokens = static_cast<uint32_t>(opening.policy.protected_tokens),
+                  .chunk_tokens = static_cast<uint32_t>(opening.chunk_tokens),
                   .device_bytes = facts.pool_bytes,
                   .length = 0,
                   .idle_timeout = args.idle_timeout == absl::ZeroDuration() ? options_.idle_timeout
                                                                             : args.idle_timeout};
-  OpenAnswer answer = facts.answer;
+  metadata_bytes_ += opening.metadata_bytes;
+  Opened opened{.answer = facts.answer, .metadata_bytes = opening.metadata_bytes};
   sequences_.emplace(args.sequence, std::move(sequence));
-  return answer;
+  return opened;
 }
 
-absl::Status Cache::LayOut(OpenedSequence& sequence, std::byte* pool) {
-  // A lane holds its budget, one chunk, and a page whose tokens wait for their seal.
-  const Geometry& geometry = sequence.model->geometry;
-  const int32_t page_tokens = geometry.page_tokens;
-  const int32_t frames =
-      (sequence.budget_tokens + sequence.chunk_tokens + page_tokens - 1) / page_tokens + 1;
-  const uint64_t lane_bytes = static_cast<uint64_t>(frames) * geometry.page_shape().page_bytes();
-  const uint64_t bytes = lane_bytes * static_cast<uint64_t>(geometry.lanes());
-  const auto offset = pool_.Reserve(bytes);
-  if (!offset.has_value()) {
-    return Refuse(
-        absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
-        absl::StrCat("sequence \"", sequence.facts.args.sequence, "\" needs ", bytes,
-                     " B of the device tier in one run (", geometry.lanes(), " lanes of ", frames,
-                     " frames); ", pool_.free_bytes(), " of ", pool_.budget_bytes(),
-                     " B are free, held by ", sequences_.size(),
-                     " sequences; close some, or ask for a smaller budget or chunk_tokens"));
-  }
-  Sequence& facts = sequence.facts;
-  facts.pool_offset = *offset;
-  facts.pool_bytes = bytes;
-  facts.last_call = clock_.SinceStart();
-  for (int lane = 0; lane < geometry.lanes(); ++lane) {
-    facts.lanes.emplace_back(page_tokens, frames * page_tokens,
-                             LingerTokens(sequence.budget_tokens, page_tokens));
-    LaneMemory& memory = sequence.memory.emplace_back();
-    memory.shape = geometry.page_shape();
-    memory.frames = pool + *offset + static_cast<uint64_t>(lane) * lane_bytes;
-  }
-  return absl::OkStatus();
+absl::StatusOr<uint64_t> Cache::ReservePool(std::string_view name, const Opening& opening) {
+  const auto offset = pool_.Reserve(opening.pool_bytes());
+  if (offset.has_value()) return *offset;
+  return Refuse(
+      absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
+      absl::StrCat("sequence \"", std::string(name), "\" needs ", opening.pool_bytes(),
+                   " B of the device tier in one run (", opening.model->geometry.lanes(),
+                   " lanes of ", opening.frames, " frames); ", pool_.free_bytes(), " of ",
+                   pool_.budget_bytes(), " B are free, held by ", sequences_.size(),
+                   " sequences; close some, or ask for a smaller budget or chunk_tokens"));
 }
 
 absl::StatusOr<Cache::Truncated> Cache::Truncate(std::string_view name, uint64_t length) {
   const absl::MutexLock lock(&mu_);
   EBBTIDE_ASSIGN_OR_RETURN(const SequenceRef sequence, FindLocked(name));
   Sequence& facts = sequence->facts;
-  if (facts.any_in_flight()) return InFlight(facts, "truncated");
+  if (facts.any_in_flight()) return InFlight(name, "truncated");
   if (length > static_cast<uint64_t>(facts.longest)) {
     return Refuse(absl::StatusCode::kInvalidArgument, "LENGTH_BEYOND_END",
                   absl::StrCat("sequence \"", std::string(name), "\": truncate to ", length,
@@ -221,7 +254,7 @@ absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
     return NoSuchSequence(name);
   }
   Sequence& facts = found->second->facts;
-  if (facts.any_in_flight()) return InFlight(facts, "closed");
+  if (facts.any_in_flight()) return InFlight(name, "closed");
 
   Closed closed{.sequence = found->second, .blocks = {}};
   for (size_t block = 0; block < facts.blocks.size(); ++block) {
@@ -322,7 +355,8 @@ absl::StatusOr<Ticket> Cache::Begin(const SequenceRef& sequence, const BeginArgs
   }
   Layer& layer = facts.layers[args.layer];
   *lengths = {static_cast<uint64_t>(layer.length), static_cast<uint64_t>(facts.committed)};
-  if (layer.in_flight) return InFlight(facts, absl::StrCat("layer ", args.layer, " called"));
+  if (layer.in_flight)
+    return InFlight(facts.args.sequence, absl::StrCat("layer ", args.layer, " called"));
   const int32_t count = std::max(args.tokens, args.queries);
   if (args.first_index > static_cast<uint64_t>(kSequenceTokensMax - count)) {
     return Refuse(absl::StatusCode::kInvalidArgument, "SEQUENCE_TOO_LONG",

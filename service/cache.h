@@ -122,8 +122,17 @@ class Cache {
   // --- what workers open and close
   absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
                                          std::string_view weights) ABSL_LOCKS_EXCLUDED(mu_);
-  // `pool` is the device pool's memory.
-  absl::StatusOr<OpenAnswer> Open(const OpenArgs& args, std::byte* pool) ABSL_LOCKS_EXCLUDED(mu_);
+  // Host bytes that opening the sequence takes; 0 where it is open.
+  absl::StatusOr<uint64_t> MetadataToOpen(const OpenArgs& args) ABSL_LOCKS_EXCLUDED(mu_);
+  // `pool` is the device pool's memory. The caller has charged MetadataToOpen, and gives back what
+  // was not taken.
+  //   kUnavailable  CALL_IN_FLIGHT: it was open when asked what it takes, and was closed since
+  struct Opened {
+    OpenAnswer answer;
+    uint64_t metadata_bytes = 0;
+  };
+  absl::StatusOr<Opened> Open(const OpenArgs& args, std::byte* pool, uint64_t charged_bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The caller gives back the host memory of the metadata that went.
   struct Truncated {
     uint64_t length = 0;
@@ -219,8 +228,28 @@ class Cache {
   };
 
   absl::StatusOr<SequenceRef> FindLocked(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Reserves the lanes' frames in the device pool.
-  absl::Status LayOut(OpenedSequence& sequence, std::byte* pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static absl::Status CheckReopen(const Sequence& facts, const OpenArgs& args);
+  // What the arguments mean here.
+  struct Opening {
+    std::shared_ptr<const Model> model;
+    ResolvedPolicy policy = {};
+    PrefillSpec prefill = {};
+    RecallSpec recall = {};
+    int32_t budget_tokens = 0;
+    int32_t chunk_tokens = 0;
+    int32_t frames = 0;  // Of each lane.
+    uint64_t metadata_bytes = 0;
+    uint64_t lane_bytes() const {
+      return static_cast<uint64_t>(frames) * model->geometry.page_shape().page_bytes();
+    }
+    uint64_t pool_bytes() const {
+      return static_cast<uint64_t>(model->geometry.lanes()) * lane_bytes();
+    }
+  };
+  absl::StatusOr<Opening> Resolve(const OpenArgs& args) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The lanes' frames, as their offset in the device pool.
+  absl::StatusOr<uint64_t> ReservePool(std::string_view name, const Opening& opening)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Need NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const;

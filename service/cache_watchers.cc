@@ -147,8 +147,8 @@ void Cache::CheckInvariants() {
     const Need need = NeedOfBlocks(*sequence, static_cast<int32_t>(facts.blocks.size()));
     EBBTIDE_CHECK(facts.promised_bytes == need.record_bytes,
                   "what is promised below is one record for each block");
-    EBBTIDE_CHECK(facts.metadata_bytes == need.metadata_bytes,
-                  "metadata is charged once for each block");
+    EBBTIDE_CHECK(facts.metadata_bytes == facts.metadata_at_open + need.metadata_bytes,
+                  "metadata is charged at open and once for each block");
     promised += facts.promised_bytes;
     metadata += facts.metadata_bytes;
     pool += facts.pool_bytes;

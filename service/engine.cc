@@ -33,6 +33,9 @@ absl::Status CheckPagesFit(const Geometry& geometry, uint64_t pages, uint64_t an
                              " B for a message; ask for at most ", pages_max, " pages per call"));
 }
 
+// Opening a sequence moves blocks down for so long to make room for what it keeps in host memory.
+constexpr absl::Duration kOpenPatience = absl::Seconds(1);
+
 constexpr uint64_t kPagesAtOnceMax = 32;  // Of one lane, between looks at the clock.
 
 PageBytes AnswerOf(const PageRequest& request, const Ticket& ticket,
@@ -85,7 +88,7 @@ class PlainEngine final : public Engine {
   }
 
   absl::StatusOr<OpenAnswer> OpenSequence(const OpenArgs& args) override {
-    return Counted(cache_.Open(args, pool_.bytes().data()));
+    return Counted(Open(args));
   }
 
   std::vector<StepAnswer> Step(const StepCall& call, std::span<const StepItem> items) override {
@@ -148,6 +151,7 @@ class PlainEngine final : public Engine {
     return result.status();
   }
 
+  absl::StatusOr<OpenAnswer> Open(const OpenArgs& args);
   absl::Status Close(std::string_view sequence, std::string_view reason);
   absl::StatusOr<std::vector<PageBytes>> ReadPagesOf(const ReadPagesArgs& args);
 
@@ -159,6 +163,15 @@ class PlainEngine final : public Engine {
   Mover mover_;
   Attention attention_;
 };
+
+absl::StatusOr<OpenAnswer> PlainEngine::Open(const OpenArgs& args) {
+  EBBTIDE_ASSIGN_OR_RETURN(const uint64_t reserved, cache_.MetadataToOpen(args));
+  EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(reserved, parts_.clock.SinceStart() + kOpenPatience));
+  const auto opened = cache_.Open(args, pool_.bytes().data(), reserved);
+  mover_.ReleaseHost(reserved - (opened.ok() ? opened->metadata_bytes : 0));
+  EBBTIDE_RETURN_IF_ERROR(opened.status());
+  return opened->answer;
+}
 
 absl::Status PlainEngine::Close(std::string_view sequence, std::string_view reason) {
   EBBTIDE_ASSIGN_OR_RETURN(const auto closed, Counted(cache_.Close(sequence, reason)));

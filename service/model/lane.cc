@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/grow.h"
 #include "base/status_macros.h"
 #include "gpu/extent.h"
 
@@ -50,6 +51,7 @@ void Lane::Append(int32_t count, std::vector<int32_t>* slots) {
     slot_of_[static_cast<size_t>(index)] = kNoSlot;
   }
   std::erase_if(leaving_, [this](int32_t index) { return slot_of(index) == kNoSlot; });
+  ReserveSparingly(slot_of_, slot_of_.size() + static_cast<size_t>(count));
   slots->clear();
   for (int32_t i = 0; i < count; ++i) {
     std::pop_heap(free_.begin(), free_.end());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/grow.h"
 #include "base/status_macros.h"
 
 namespace ebbtide::service {
@@ -25,6 +26,7 @@ int32_t Sequence::sealable_end() const {
 }
 
 void Sequence::Lengthen(int32_t end, std::span<const int64_t> new_positions) {
+  ReserveSparingly(positions, static_cast<size_t>(std::max(longest, end)));
   for (int32_t index = longest; index < end; ++index) {
     const auto i = static_cast<size_t>(index - longest);
     positions.push_back(new_positions.empty() ? index : new_positions[i]);

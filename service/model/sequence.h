@@ -73,9 +73,10 @@ struct Sequence {
   std::vector<Block> blocks;       // [ceil(longest layer / page_tokens)]
   std::vector<int64_t> positions;  // [longest layer]; as the first layer's call gave them
   int32_t committed = 0;           // Least length over layers.
-  int32_t longest = 0;          // Greatest length over layers, what the lower tiers reserved for.
-  uint64_t promised_bytes = 0;  // Of the lower tiers, for its blocks.
-  uint64_t metadata_bytes = 0;  // Charged to the host tier: digests, positions, score state.
+  int32_t longest = 0;            // Greatest length over layers, what the lower tiers reserved for.
+  uint64_t promised_bytes = 0;    // Of the lower tiers, for its blocks.
+  uint64_t metadata_at_open = 0;  // Part of metadata_bytes: lanes and windows.
+  uint64_t metadata_bytes = 0;    // Charged to the host tier; with digests, positions, score state.
   uint64_t pool_offset = 0;
   uint64_t pool_bytes = 0;
   absl::Duration last_call;  // On the steady clock.

@@ -183,7 +183,7 @@ absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
     if (clock_.SinceStart() < deadline && MoveOneDown()) continue;
     return Refuse(
         absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
-        absl::StrCat("host tier: ", bytes, " B for digests and score state do not fit, ",
+        absl::StrCat("host tier: ", bytes, " B for lanes, digests and score state do not fit, ",
                      tiers_.host_budget.free_bytes(), " of ", tiers_.host_budget.limit_bytes(),
                      " B are free; close sequences, or raise the host budget"));
   }

@@ -3,7 +3,9 @@
 #include "service/policy/lane_memory.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "base/grow.h"
 #include "base/status_macros.h"
 #include "gpu/kernels/gather.h"
 
@@ -13,9 +15,14 @@ void LaneMemory::NoteTokens(std::span<const float> key_norms, std::span<const fl
                             bool keeps_mass) {
   key_norm_max = std::max(key_norm_max, std::ranges::max(key_norms));
   value_norm_max = std::max(value_norm_max, std::ranges::max(value_norms));
+  const size_t length = value_norm.size() + value_norms.size();
+  ReserveSparingly(value_norm, length);
   value_norm.insert(value_norm.end(), value_norms.begin(), value_norms.end());
-  score.resize(value_norm.size());
-  if (keeps_mass) mass.resize(value_norm.size());
+  ReserveSparingly(score, length);
+  score.resize(length);
+  if (!keeps_mass) return;
+  ReserveSparingly(mass, length);
+  mass.resize(length);
 }
 
 void LaneMemory::Truncate(int32_t length) {
@@ -23,8 +30,7 @@ void LaneMemory::Truncate(int32_t length) {
   if (value_norm.size() > kept) value_norm.resize(kept);
   if (score.size() > kept) score.resize(kept);
   if (mass.size() > kept) mass.resize(kept);
-  const size_t kept_digests =
-      kept / static_cast<size_t>(shape.tokens) * gpu::DigestBytes(shape.head_dim);
+  const size_t kept_digests = kept / static_cast<size_t>(shape.tokens);
   if (digests.size() > kept_digests) digests.resize(kept_digests);
 }
 
@@ -65,7 +71,7 @@ absl::Status DigestPages(std::span<const PageToDigest> pages, std::span<std::byt
                          const gpu::Device& device) {
   const gpu::PageShape& shape = pages.front().memory.shape;
   const size_t digest_bytes = gpu::DigestBytes(shape.head_dim);
-  std::vector<std::byte> drawn(pages.size() * digest_bytes);
+  std::vector<std::unique_ptr<std::byte[]>> drawn;
   std::vector<gpu::GatherArgs> gathers;
   std::vector<gpu::DigestArgs> digests;
   for (size_t p = 0; p < pages.size(); ++p) {
@@ -74,16 +80,18 @@ absl::Status DigestPages(std::span<const PageToDigest> pages, std::span<std::byt
                        .key_slot = pages[p].slots.keys,
                        .value_slot = pages[p].slots.values,
                        .page = page});
+    drawn.push_back(std::make_unique<std::byte[]>(digest_bytes));
     digests.push_back({.shape = shape,
                        .tokens = shape.tokens,
                        .page = page,
-                       .digest = std::span(drawn).subspan(p * digest_bytes, digest_bytes)});
+                       .digest = {drawn.back().get(), digest_bytes}});
   }
   EBBTIDE_RETURN_IF_ERROR(device.Run(gathers));
   EBBTIDE_RETURN_IF_ERROR(device.Run(digests));
   for (size_t p = 0; p < pages.size(); ++p) {  // In order, lane by lane.
-    std::vector<std::byte>& all = pages[p].memory.digests;
-    all.insert(all.end(), digests[p].digest.begin(), digests[p].digest.end());
+    auto& all = pages[p].memory.digests;
+    ReserveSparingly(all, all.size() + 1);
+    all.push_back(std::move(drawn[p]));
   }
   return absl::OkStatus();
 }
@@ -119,14 +127,23 @@ std::vector<gpu::Extent> FrameExtents(const LaneMemory& memory,
 }
 
 uint64_t MetadataBytesPerBlock(const gpu::PageShape& shape, int lanes, bool keeps_mass) {
-  // Vectors grow by doubling, so what is reserved may be twice what is used.
-  constexpr uint64_t kGrowth = 2;
+  constexpr uint64_t kHeap = 2 * sizeof(void*);  // What malloc adds to a digest, about.
   const uint64_t per_token = sizeof(float) + sizeof(float) + (keeps_mass ? sizeof(double) : 0) +
                              sizeof(int32_t);  // norm, score, mass, slot number
-  const uint64_t per_page = gpu::DigestBytes(shape.head_dim) + sizeof(uint64_t) +
-                            static_cast<uint64_t>(shape.tokens) * per_token;
-  return kGrowth * (static_cast<uint64_t>(lanes) * per_page +
-                    static_cast<uint64_t>(shape.tokens) * sizeof(int64_t));
+  const uint64_t in_arrays =
+      static_cast<uint64_t>(lanes) * (sizeof(uint64_t) + sizeof(void*) +  // who is resident; digest
+                                      static_cast<uint64_t>(shape.tokens) * per_token) +
+      static_cast<uint64_t>(shape.tokens) * sizeof(int64_t);
+  return static_cast<uint64_t>(lanes) * (gpu::DigestBytes(shape.head_dim) + kHeap) + in_arrays +
+         in_arrays / kGrowthDivisor;
+}
+
+uint64_t MetadataBytesPerLane(int head_dim, int group, int32_t slots, int32_t window) {
+  const uint64_t per_slot = 3 * sizeof(int32_t);  // its token; among the free; among the leaving
+  const uint64_t per_query =
+      static_cast<uint64_t>(group * head_dim) * sizeof(float) + sizeof(int32_t);
+  return sizeof(Lane) + sizeof(LaneMemory) + static_cast<uint64_t>(slots) * per_slot +
+         static_cast<uint64_t>(window) * per_query;
 }
 
 }  // namespace ebbtide::service

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -35,7 +36,7 @@ struct LaneMemory {
   float key_norm_max = 0;
   float value_norm_max = 0;
 
-  std::vector<std::byte> digests;  // One per complete page.
+  std::vector<std::unique_ptr<std::byte[]>> digests;  // One per complete page.
 
   // snapkv: the last queries.
   std::vector<float> window_query;    // [window, group, head_dim], a ring
@@ -56,12 +57,9 @@ struct LaneMemory {
   }
   std::byte* value_slot(int32_t slot) const { return key_slot(slot) + shape.half_bytes(); }
   std::span<const std::byte> digest(int32_t page) const {
-    const size_t bytes = gpu::DigestBytes(shape.head_dim);
-    return std::span(digests).subspan(static_cast<size_t>(page) * bytes, bytes);
+    return {digests[static_cast<size_t>(page)].get(), gpu::DigestBytes(shape.head_dim)};
   }
-  int32_t digested_pages() const {
-    return static_cast<int32_t>(digests.size() / gpu::DigestBytes(shape.head_dim));
-  }
+  int32_t digested_pages() const { return static_cast<int32_t>(digests.size()); }
 };
 
 // A lane whose complete pages are to have digests. All lanes of a call have one shape.
@@ -88,5 +86,8 @@ std::vector<gpu::Extent> FrameExtents(const LaneMemory& memory,
 // Host bytes that one block adds to a sequence beside its record: digests, norms, score state,
 // positions and slot numbers of its tokens.
 uint64_t MetadataBytesPerBlock(const gpu::PageShape& shape, int lanes, bool keeps_mass);
+
+// Host bytes of a lane without tokens: what it keeps per slot, and the policy's window of queries.
+uint64_t MetadataBytesPerLane(int head_dim, int group, int32_t slots, int32_t window);
 
 }  // namespace ebbtide::service

@@ -420,6 +420,9 @@ std::vector<BadOpen> BadBudgets() {
        [](v1::OpenSequenceRequest& r) { r.set_chunk_tokens(513); }},
       {"more than the device holds",
        {StatusCode::RESOURCE_EXHAUSTED, "DEVICE_FULL"},
+       [](v1::OpenSequenceRequest& r) { r.mutable_budget()->set_tokens(200'000); }},
+      {"more than the host keeps of it",
+       {StatusCode::RESOURCE_EXHAUSTED, "LOWER_TIERS_FULL"},
        [](v1::OpenSequenceRequest& r) { r.mutable_budget()->set_tokens(kSequenceTokensMax); }},
   };
 }

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "base/status_macros.h"
 #include "service/cache.h"
 #include "service/reason.h"
 #include "tests/support/engine_stand.h"
@@ -42,7 +43,12 @@ class CacheOpenTest : public testing::Test {
             .budget_tokens = 64,
             .chunk_tokens = 32};
   }
-  absl::StatusOr<OpenAnswer> Open(const OpenArgs& args) { return cache_.Open(args, pool_.data()); }
+  absl::StatusOr<OpenAnswer> Open(const OpenArgs& args) {
+    EBBTIDE_ASSIGN_OR_RETURN(const uint64_t bytes, cache_.MetadataToOpen(args));
+    EBBTIDE_ASSIGN_OR_RETURN(const Cache::Opened opened, cache_.Open(args, pool_.data(), bytes));
+    EXPECT_EQ(opened.metadata_bytes, bytes);
+    return opened.answer;
+  }
 
   void ExpectRefused(const absl::Status& status, absl::StatusCode code, const std::string& reason,
                      const std::string& words) {
@@ -102,7 +108,45 @@ TEST_F(CacheOpenTest, GeometryOutOfRangeIsRefusedAndTakesNoName) {
   EXPECT_OK(cache_.RegisterModel("n", test::SmallGeometry(), "w").status());
 }
 
+TEST_F(CacheOpenTest, NamesOfModelsAreLimited) {
+  for (int i = 1; i < 1024; ++i) {
+    ASSERT_OK(cache_.RegisterModel("m" + std::to_string(i), test::SmallGeometry(), "w").status());
+  }
+
+  ExpectRefused(cache_.RegisterModel("one more", test::SmallGeometry(), "w").status(),
+                absl::StatusCode::kResourceExhausted, "TOO_MANY_MODELS", "1024");
+  EXPECT_OK(cache_.RegisterModel("m", test::SmallGeometry(), "w").status());
+}
+
 // --- open
+
+TEST_F(CacheOpenTest, WhatASequenceKeepsInHostMemoryIsCharged) {
+  OpenArgs args = Args();
+  ASSERT_OK_AND_ASSIGN(const uint64_t plain, cache_.MetadataToOpen(args));
+  // In each of four lanes: three numbers for each of 64 + 32 + kPage slots.
+  EXPECT_EQ(plain, 4 * (sizeof(Lane) + sizeof(LaneMemory) + (64 + 32 + kPage) * 3 * 4));
+  args.policy = "snapkv(window=24)";
+  ASSERT_OK_AND_ASSIGN(const uint64_t windowed, cache_.MetadataToOpen(args));
+  const Geometry geometry = test::SmallGeometry();
+  const auto query_bytes = static_cast<uint64_t>(geometry.group() * geometry.head_dim) * 4;
+  EXPECT_EQ(windowed, plain + 4 * 24 * (query_bytes + 4));
+
+  ASSERT_OK(Open(args).status());
+
+  EXPECT_EQ(cache_.metadata_bytes(), windowed);
+  EXPECT_THAT(cache_.MetadataToOpen(args), test::IsOkAndHolds(0U));  // It is open.
+  cache_.CheckInvariants();
+}
+
+TEST_F(CacheOpenTest, SequenceWhoseHostMemoryIsNotChargedIsNotOpened) {
+  ASSERT_OK_AND_ASSIGN(const uint64_t bytes, cache_.MetadataToOpen(Args()));
+
+  ExpectRefused(cache_.Open(Args(), pool_.data(), bytes - 1).status(),
+                absl::StatusCode::kUnavailable, "CALL_IN_FLIGHT", "\"a\"");
+
+  EXPECT_EQ(cache_.metadata_bytes(), 0U);
+  EXPECT_EQ(cache_.DeviceReport().used_bytes, 0U);
+}
 
 TEST_F(CacheOpenTest, AnswerSaysWhatWasResolved) {
   ASSERT_OK_AND_ASSIGN(const OpenAnswer answer, Open(Args()));

@@ -3,6 +3,7 @@
 #include "tests/unit/service/cache_stand.h"
 
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -62,7 +63,7 @@ service::SequenceRef CacheStand::Open(const std::string& name, int32_t budget_to
                                    .policy = "streaming",
                                    .budget_tokens = static_cast<uint32_t>(budget_tokens),
                                    .chunk_tokens = static_cast<uint32_t>(chunk_tokens)},
-                                  pool_.data());
+                                  pool_.data(), std::numeric_limits<uint64_t>::max());
   EBBTIDE_CHECK(opened.ok(), "the sequence fits the pool");
   return *cache_.Find(name);
 }

@@ -41,7 +41,7 @@ class CacheTest : public testing::Test {
                          .policy = "h2o",
                          .budget_tokens = 64,
                          .chunk_tokens = 64},
-                        pool_.data())
+                        pool_.data(), std::numeric_limits<uint64_t>::max())
                   .status());
   }
 
@@ -87,13 +87,14 @@ TEST_F(CacheTest, LayersOfOneStepThatComeTogetherNeedItsBlocksOnce) {
   ASSERT_EQ(cache_.NeedOf(first).blocks, 2);
   ASSERT_EQ(cache_.NeedOf(second).blocks, 2);
 
+  const uint64_t at_open = cache_.metadata_bytes();
   const Cache::Need by_first = Place(first);
   const Cache::Need by_second = Place(second);
 
   EXPECT_EQ(by_first.blocks, 2);
   EXPECT_EQ(by_second.blocks, 0);
   EXPECT_EQ(cache_.promised_bytes(), by_first.record_bytes);
-  EXPECT_EQ(cache_.metadata_bytes(), by_first.metadata_bytes);
+  EXPECT_EQ(cache_.metadata_bytes(), at_open + by_first.metadata_bytes);
   Finish(first);
   Finish(second);
   cache_.CheckInvariants();
@@ -199,7 +200,7 @@ TEST_F(CacheTest, OpeningAgainKeepsItAlive) {
                        .policy = "h2o",
                        .budget_tokens = 64,
                        .chunk_tokens = 64},
-                      pool_.data())
+                      pool_.data(), 0)
                 .status());
 
   EXPECT_THAT(cache_.Idle(), IsEmpty());

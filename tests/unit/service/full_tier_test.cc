@@ -76,6 +76,29 @@ INSTANTIATE_TEST_SUITE_P(Tiers, FullTierTest, testing::Values(0, 33 << 20), [](c
   return test.param == 0 ? "HostAlone" : "HostAndRocksdb";
 });
 
+TEST(FullHostTest, SequenceThatWouldKeepMoreThanTheHostHoldsIsNotOpened) {
+  const Tokens tokens{.geometry = test::SmallGeometry()};
+  EngineStand stand({.host_bytes = 512 << 10});
+  const uint64_t used = stand.engine().GetStats().tiers[1].used_bytes;
+  Worker worker(stand.engine(), tokens, "a");
+  worker.open = {.policy = "keydiff", .recall = "exact", .budget_tokens = 100'000};
+
+  const absl::Status refusal = worker.Open().status();
+
+  EXPECT_THAT(refusal, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("host tier")));
+  EXPECT_EQ(ReasonOf(refusal), "LOWER_TIERS_FULL");
+  EXPECT_EQ(stand.engine().GetStats().tiers[1].used_bytes, used);
+
+  worker.open.budget_tokens = 48;
+  ASSERT_OK(worker.Open().status());
+  const uint64_t open = stand.engine().GetStats().tiers[1].used_bytes;
+  EXPECT_GT(open, used);
+  ASSERT_OK(worker.Open().status());  // Again: charged once.
+  EXPECT_EQ(stand.engine().GetStats().tiers[1].used_bytes, open);
+  ASSERT_OK(stand.engine().CloseSequence("a"));
+  EXPECT_EQ(stand.engine().GetStats().tiers[1].used_bytes, used);
+}
+
 // Slots first, host memory after: a call that waits for slots holds nothing others could use.
 TEST(ReservationTest, CallThatFindsNoSlotsNeverChargedTheHost) {
   const Tokens tokens{.geometry = test::SmallGeometry()};

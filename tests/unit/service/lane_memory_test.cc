@@ -2,6 +2,7 @@
 
 #include "service/policy/lane_memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -75,6 +76,28 @@ TEST(DigestCompletePagesTest, EveryPageGetsItsOwnDigestInOrder) {
       EXPECT_EQ(std::vector<std::byte>(digest.begin(), digest.end()), DigestOf(*filled, page))
           << "page " << page;
     }
+  }
+}
+
+// Though arrays move as they grow, none reserves more than its blocks were charged for.
+TEST(MetadataBytesPerBlockTest, CoversWhatIsReserved) {
+  gpu::CpuBackend backend(1);
+  const gpu::Device device = *gpu::Device::Open(backend);
+  FilledLane filled(1);
+  const uint64_t per_block = MetadataBytesPerBlock(kShape, 1, true);
+  const std::vector<float> norms(static_cast<size_t>(kShape.tokens), 1);
+  for (uint64_t blocks = 1; blocks <= 300; ++blocks) {
+    filled.memory.NoteTokens(norms, norms, true);
+    if (blocks <= kPages) {
+      const LaneToDigest lane{.lane = filled.lane, .memory = filled.memory};
+      ASSERT_OK(DigestCompletePages({&lane, 1}, device));
+    }
+    const LaneMemory& memory = filled.memory;
+    const uint64_t reserved = (memory.value_norm.capacity() + memory.score.capacity()) * 4 +
+                              memory.mass.capacity() * 8 +
+                              memory.digests.capacity() * sizeof(void*) +
+                              memory.digests.size() * gpu::DigestBytes(kShape.head_dim);
+    EXPECT_LE(reserved, std::max<uint64_t>(blocks, kPages) * per_block) << blocks;
   }
 }
 
