@@ -202,6 +202,9 @@ class Cache {
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
   // Where each block lies now.
   std::vector<Block> Places(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
+  // Counts the pages of a layer that no tier has whole; returns those not noted before.
+  std::vector<LostPage> NoteLost(const SequenceRef& sequence, int layer,
+                                 std::span<const LostPage> pages) ABSL_LOCKS_EXCLUDED(mu_);
   bool HasUnsealed() ABSL_LOCKS_EXCLUDED(mu_);
   void WaitForSeals(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -84,6 +84,20 @@ std::vector<Block> Cache::Places(const SequenceRef& sequence) {
   return sequence->facts.blocks;
 }
 
+std::vector<LostPage> Cache::NoteLost(const SequenceRef& sequence, int layer,
+                                      std::span<const LostPage> pages) {
+  const absl::MutexLock lock(&mu_);
+  std::vector<LostPage> fresh;
+  for (const LostPage& page : pages) {
+    const auto lane =
+        static_cast<uint32_t>(layer * sequence->facts.geometry().kv_heads) + page.kv_head;
+    if (!sequence->facts.lost_pages.insert({lane, page.first_index}).second) continue;
+    ++stats_.pages_lost[std::string(page.reason())];
+    fresh.push_back(page);
+  }
+  return fresh;
+}
+
 bool Cache::HasUnsealed() {
   const absl::MutexLock lock(&mu_);
   return unsealed_ > 0;

@@ -85,6 +85,19 @@ struct TouchedRung {
   uint64_t bytes = 0;
 };
 
+// A page that no tier has whole.
+struct LostPage {
+  uint32_t kv_head = 0;
+  uint64_t first_index = 0;
+  uint32_t tokens = 0;
+  TierName tier = TierName::kHost;  // That should hold it.
+  bool is_corrupt = false;          // Else it is missing.
+  std::string_view reason() const { return is_corrupt ? "CORRUPT_PAGE" : "MISSING_PAGE"; }
+  friend bool operator==(const LostPage&, const LostPage&) = default;
+};
+
+inline constexpr size_t kLostPagesNamed = 64;  // In one answer.
+
 struct Certificate {
   std::vector<float> mass_bound;    // [m, query_heads]
   std::vector<float> error_bound;   // [m, query_heads]
@@ -103,6 +116,7 @@ struct StepAnswer {
   Certificate certificate;
   uint64_t absent_pages = 0;
   std::vector<TouchedRung> touched;
+  std::vector<LostPage> lost;  // The first kLostPagesNamed.
 };
 
 enum class PageAnswer : uint8_t { kOk, kMissing, kCorrupt };
@@ -201,6 +215,7 @@ struct Stats {
   uint64_t blocks_sealed = 0;
   uint64_t blocks_moved_down = 0;
   CountByReason refused;
+  CountByReason pages_lost;
 };
 
 }  // namespace ebbtide::service

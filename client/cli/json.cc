@@ -52,7 +52,8 @@ Json ToJson(const client::Stats& stats) {
           {"bytes_recalled", stats.bytes_recalled},
           {"blocks_sealed", stats.blocks_sealed},
           {"blocks_moved_down", stats.blocks_moved_down},
-          {"refused", stats.refused}};
+          {"refused", stats.refused},
+          {"pages_lost", stats.pages_lost}};
 }
 
 Json ToJson(const client::TokensByTier& tokens) {

@@ -73,6 +73,10 @@ std::vector<std::string> Complaints(const client::Stats& stats) {
           FormatCount(tier.corrupt_pages)));
     }
   }
+  if (!stats.pages_lost.empty()) {
+    complaints.push_back(absl::StrFormat("lost pages: %s; the daemon's log names them",
+                                         WithReasons(stats.pages_lost)));
+  }
   return complaints;
 }
 
@@ -110,15 +114,16 @@ std::string RenderStatus(const client::ServerInfo& info, const client::Stats& st
       "\nsequences  %s open\n"
       "tokens     %s appended, %s demoted, %s forgotten (lane-tokens)\n"
       "answers    %s; under a recall target %s, of them not met %s\n"
-      "recalled   %s pages, %s\n"
+      "recalled   %s pages, %s; lost %s\n"
       "blocks     %s sealed, %s moved down to rocksdb\n"
       "refused    %s\n",
       FormatCount(stats.sequences), FormatCount(stats.tokens_appended),
       FormatCount(stats.tokens_demoted), WithReasons(stats.tokens_forgotten),
       FormatCount(stats.answers), FormatCount(stats.answers_with_target),
       WithReasons(stats.answers_not_met), FormatCount(stats.pages_recalled),
-      FormatBytes(stats.bytes_recalled), FormatCount(stats.blocks_sealed),
-      FormatCount(stats.blocks_moved_down), WithReasons(stats.refused));
+      FormatBytes(stats.bytes_recalled), WithReasons(stats.pages_lost),
+      FormatCount(stats.blocks_sealed), FormatCount(stats.blocks_moved_down),
+      WithReasons(stats.refused));
   for (const std::string& note : info.notes) text += absl::StrFormat("note       %s\n", note);
   return text;
 }

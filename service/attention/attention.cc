@@ -322,6 +322,10 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
   EBBTIDE_RETURN_IF_ERROR(result.status);
   for (const LaneAnswer& lane : lanes) work.answer.absent_pages += lane.pages().size();
   for (TouchedRung& touched : result.touched) work.answer.touched.push_back(touched);
+  for (const LostPage& lost : result.lost) {
+    const bool is_named = std::ranges::find(work.answer.lost, lost) != work.answer.lost.end();
+    if (!is_named && work.answer.lost.size() < kLostPagesNamed) work.answer.lost.push_back(lost);
+  }
   cache_.Count([&](Stats& stats) {
     for (const TouchedRung& touched : result.touched) {
       stats.pages_recalled += touched.pages;

@@ -93,7 +93,10 @@ class Climb {
   }
 
   RecallResult Take() {
-    return {.status = status_, .stopped_by = stopped_by_, .touched = std::move(touched_)};
+    return {.status = status_,
+            .stopped_by = stopped_by_,
+            .touched = std::move(touched_),
+            .lost = std::move(lost_)};
   }
 
  private:
@@ -454,10 +457,7 @@ class Climb {
     if (request.state != FetchState::kOk) {
       page.is_lost = request.part == storage::PagePart::kExact;
       page.is_code_lost = true;
-      if (page.is_lost) {
-        stopped_by_ =
-            request.state == FetchState::kUnavailable ? "TIER_UNAVAILABLE" : "CORRUPT_PAGE";
-      }
+      if (page.is_lost) NoteLost(request);
       return false;
     }
     const std::string_view rung =
@@ -481,6 +481,15 @@ class Climb {
     return true;
   }
 
+  void NoteLost(const PageRequest& request) {
+    if (request.state == FetchState::kUnavailable) {
+      stopped_by_ = "TIER_UNAVAILABLE";
+      return;
+    }
+    lost_.push_back(tools_.source.Lost(request));
+    stopped_by_ = lost_.back().reason();
+  }
+
   const std::span<LaneAnswer> lanes_;
   const RecallTools& tools_;
   double bytes_[3] = {};  // Of each PagePart.
@@ -489,6 +498,7 @@ class Climb {
   std::vector<TouchedRung> touched_;
   Reads reads_;
   std::vector<PageRequest> requests_;  // Of the group that is being read.
+  std::vector<LostPage> lost_;
 };
 
 }  // namespace

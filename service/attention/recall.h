@@ -40,6 +40,7 @@ struct RecallResult {
   absl::Status status;          // kUnavailable: the device failed.
   std::string_view stopped_by;  // Why the target could not be pursued further; "" where it was met.
   std::vector<TouchedRung> touched;
+  std::vector<LostPage> lost;
 };
 
 // `lanes` are the kv heads of one layer, resident tokens attended. Leaves every lane composed.

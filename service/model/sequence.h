@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -79,8 +81,9 @@ struct Sequence {
   uint64_t metadata_bytes = 0;    // Charged to the host tier; with digests, positions, score state.
   uint64_t pool_offset = 0;
   uint64_t pool_bytes = 0;
-  absl::Duration last_call;  // On the steady clock.
-  int carriers = 0;          // Seals and moves under way, which still read its bytes.
+  absl::Duration last_call;                            // On the steady clock.
+  std::set<std::pair<uint32_t, uint64_t>> lost_pages;  // Noted so far: lane, first index.
+  int carriers = 0;  // Seals and moves under way, which still read its bytes.
   bool is_closed = false;
   bool is_reaped = false;  // Its frames are given back.
 

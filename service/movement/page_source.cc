@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "gpu/kernels/codes.h"
 #include "gpu/kernels/digest.h"
 #include "gpu/kernels/gather.h"
@@ -84,6 +85,36 @@ void PageSource::Fetch(std::span<PageRequest> requests, absl::Duration patience)
     }
   }
   FetchStaged(below);
+  NoteLost(requests);
+}
+
+LostPage PageSource::Lost(const PageRequest& request) const {
+  const Geometry& geometry = sequence_->model->geometry;
+  return {.kv_head = static_cast<uint32_t>(request.kv_head),
+          .first_index = static_cast<uint64_t>(request.page * geometry.page_tokens),
+          .tokens = static_cast<uint32_t>(geometry.page_tokens),  // A block at rest is complete.
+          .tier = request.tier,
+          .is_corrupt = request.state == FetchState::kCorrupt};
+}
+
+void PageSource::NoteLost(std::span<const PageRequest> requests) {
+  std::vector<LostPage> lost;
+  for (const PageRequest& request : requests) {
+    const bool is_gone =
+        request.state == FetchState::kCorrupt || request.state == FetchState::kMissing;
+    if (is_gone && request.part == storage::PagePart::kExact) lost.push_back(Lost(request));
+  }
+  if (lost.empty()) return;
+  for (const LostPage& page : cache_.NoteLost(sequence_, layer_, lost)) {
+    Log(LogLevel::kError, "page lost",
+        {{"reason", page.reason()},
+         {"sequence", sequence_->facts.args.sequence},
+         {"layer", layer_},
+         {"kv_head", page.kv_head},
+         {"first_index", page.first_index},
+         {"tokens", page.tokens},
+         {"tier", page.tier == TierName::kRocksdb ? "rocksdb" : "host"}});
+  }
 }
 
 void PageSource::FetchFromSlots(PageRequest& request) {

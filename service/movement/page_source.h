@@ -65,7 +65,10 @@ class PageSource {
 
   // Fills each request. The bytes of the last Fetch are given up.
   // Others may have all the staging there is: after `patience` none is available.
+  // Pages that are lost are counted and logged, each once.
   void Fetch(std::span<PageRequest> requests, absl::Duration patience);
+  // The name of a page that is missing or corrupt.
+  LostPage Lost(const PageRequest& request) const;
 
  private:
   struct PinnedBlock {
@@ -80,6 +83,7 @@ class PageSource {
   bool FetchInPlace(PageRequest& request);
   bool FindPart(const PinnedBlock& block, PageRequest& request) const;
   void FetchStaged(std::span<PageRequest*> requests);
+  void NoteLost(std::span<const PageRequest> requests);
   std::span<std::byte> Stage(size_t bytes);
 
   Cache& cache_;

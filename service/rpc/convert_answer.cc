@@ -146,6 +146,14 @@ void WriteAttend(const StepAnswer& answer, const StepItem& item, v1::AttendResul
     rung.set_pages(touched.pages);
     rung.set_bytes(touched.bytes);
   }
+  for (const LostPage& lost : answer.lost) {
+    v1::LostPage& page = *recall.add_lost();
+    page.set_kv_head(lost.kv_head);
+    page.set_first_index(lost.first_index);
+    page.set_tokens(lost.tokens);
+    page.set_tier(ToTier(lost.tier));
+    page.set_state(ToPageState(lost.is_corrupt ? PageAnswer::kCorrupt : PageAnswer::kMissing));
+  }
 }
 
 void WritePage(const PageBytes& page, v1::Page& message) {
@@ -174,6 +182,7 @@ void WriteStats(const Stats& stats, v1::GetStatsResponse& message) {
   message.set_blocks_sealed(stats.blocks_sealed);
   message.set_blocks_moved_down(stats.blocks_moved_down);
   FillCounts(stats.refused, *message.mutable_refused());
+  FillCounts(stats.pages_lost, *message.mutable_pages_lost());
 }
 
 void WriteSummary(const SequenceSummary& summary, v1::SequenceSummary& message) {

@@ -153,6 +153,13 @@ AttendResult FromWire(v1::AttendResult&& wire) {
                               .pages = rung.pages(),
                               .bytes = rung.bytes()});
   }
+  for (const v1::LostPage& page : wire.recall().lost()) {
+    result.lost.push_back({.kv_head = page.kv_head(),
+                           .first_index = page.first_index(),
+                           .tokens = page.tokens(),
+                           .tier = static_cast<Tier>(page.tier()),
+                           .state = static_cast<PageState>(page.state())});
+  }
   return result;
 }
 
@@ -192,7 +199,8 @@ Stats FromWire(const v1::GetStatsResponse& wire) {
               .bytes_recalled = wire.bytes_recalled(),
               .blocks_sealed = wire.blocks_sealed(),
               .blocks_moved_down = wire.blocks_moved_down(),
-              .refused = ToMap(wire.refused())};
+              .refused = ToMap(wire.refused()),
+              .pages_lost = ToMap(wire.pages_lost())};
   for (const v1::TierStats& tier : wire.tiers()) stats.tiers.push_back(TierFromWire(tier));
   return stats;
 }

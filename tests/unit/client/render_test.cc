@@ -144,10 +144,12 @@ TEST(StatusVerbTest, ADegradedTierAndLostPagesAreComplaints) {
   const client::Stats stats{.tiers = {{.tier = client::Tier::kRocksdb,
                                        .corrupt_pages = 2,
                                        .degraded = true,
-                                       .degraded_why = "disk full"}}};
+                                       .degraded_why = "disk full"}},
+                            .pages_lost = {{"MISSING_PAGE", 3}}};
 
   EXPECT_THAT(Complaints(stats), ElementsAre("rocksdb tier is degraded: disk full",
-                                             HasSubstr("2 reads of pages failed their checksum")));
+                                             HasSubstr("2 reads of pages failed their checksum"),
+                                             HasSubstr("lost pages: 3 (MISSING_PAGE 3)")));
 }
 
 TEST(StatusVerbTest, RefusalsAreNamedByReason) {

@@ -389,6 +389,12 @@ TEST(WriteAttendTest, EveryFieldArrives) {
   answer.certificate.met = {1, 0};
   answer.certificate.not_met_reason = "DEADLINE";
   answer.touched = {{.rung = "exact", .tier = TierName::kRocksdb, .pages = 5, .bytes = 640}};
+  answer.lost = {{.kv_head = 1,
+                  .first_index = 32,
+                  .tokens = 16,
+                  .tier = TierName::kRocksdb,
+                  .is_corrupt = true},
+                 {.kv_head = 2, .first_index = 64, .tokens = 16, .tier = TierName::kHost}};
 
   v1::AttendResult result;
   WriteAttend(answer, item, result);
@@ -408,6 +414,13 @@ TEST(WriteAttendTest, EveryFieldArrives) {
   EXPECT_EQ(result.recall().touched(0).tier(), v1::TIER_ROCKSDB);
   EXPECT_EQ(result.recall().touched(0).pages(), 5);
   EXPECT_EQ(result.recall().touched(0).bytes(), 640);
+  ASSERT_EQ(result.recall().lost_size(), 2);
+  EXPECT_EQ(result.recall().lost(0).kv_head(), 1);
+  EXPECT_EQ(result.recall().lost(0).first_index(), 32);
+  EXPECT_EQ(result.recall().lost(0).tokens(), 16);
+  EXPECT_EQ(result.recall().lost(0).tier(), v1::TIER_ROCKSDB);
+  EXPECT_EQ(result.recall().lost(0).state(), v1::PAGE_STATE_CORRUPT);
+  EXPECT_EQ(result.recall().lost(1).state(), v1::PAGE_STATE_MISSING);
   EXPECT_EQ(result.length(), 12);
   EXPECT_EQ(result.committed(), 11);
   EXPECT_TRUE(result.replayed());
@@ -479,7 +492,8 @@ TEST(WriteStatsTest, NoFieldIsForgotten) {
               .bytes_recalled = 9,
               .blocks_sealed = 10,
               .blocks_moved_down = 11,
-              .refused = {{"DEVICE_FULL", 12}}};
+              .refused = {{"DEVICE_FULL", 12}},
+              .pages_lost = {{"MISSING_PAGE", 13}}};
 
   v1::GetStatsResponse message;
   WriteStats(stats, message);

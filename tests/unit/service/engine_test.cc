@@ -236,17 +236,57 @@ TEST_F(EngineTest, PagesFoundDamagedInHostMemoryAreCountedAndNeverUsed) {
   ASSERT_GT(host->damaged_records(), 0U);
 
   uint64_t not_met = 0;
+  uint64_t lost = 0;
   for (int layer = 0; layer < tokens_.geometry.layers; ++layer) {
     const StepAnswer answer = worker.Step({.layer = layer, .first = 128});
     ASSERT_OK(answer.status);
     EXPECT_EQ(ErrorsOf(answer, tokens_, layer, 128, 1).violations, 0);
     not_met += answer.certificate.met[0] == 0 ? 1 : 0;
+    lost += answer.lost.size();
+    for (const LostPage& page : answer.lost) {
+      EXPECT_EQ(page.reason(), "CORRUPT_PAGE");
+      EXPECT_EQ(page.tier, TierName::kHost);
+    }
+    const StepAnswer again = worker.Step({.layer = layer, .first = 128, .appends = false});
+    EXPECT_EQ(again.lost, answer.lost);
+    not_met += again.certificate.met[0] == 0 ? 1 : 0;
   }
 
   EXPECT_GT(not_met, 0U);
   const Stats stats = stand.engine().GetStats();
   EXPECT_GT(stats.tiers[1].corrupt_pages, 0U);
   EXPECT_EQ(stats.answers_not_met.at("CORRUPT_PAGE"), not_met);
+  EXPECT_GT(lost, 0U);
+  EXPECT_EQ(stats.pages_lost.at("CORRUPT_PAGE"),
+            lost);  // Each once, however often it is asked for.
+}
+
+TEST_F(EngineTest, PagesThatNoTierHoldsAreNamed) {
+  FaultyTier* host = nullptr;
+  EngineStand stand({.wrap_host = [&](storage::Tier& tier) {
+    auto faulty = std::make_unique<FaultyTier>(tier, 7);
+    host = faulty.get();
+    return faulty;
+  }});
+  Worker worker(stand.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  for (int32_t first = 0; first < 160; first += 32) {
+    ASSERT_OK(worker.StepAllLayers({.first = first, .count = 32, .phase = Phase::kPrefill}).status);
+    stand.Settle();
+  }
+  const storage::BlockKey key{.sequence = 1, .block = 2};
+  ASSERT_NE(host->Pin(key), nullptr);
+  ASSERT_OK(host->Erase({&key, 1}));
+
+  const StepAnswer answer = worker.Step({.first = 160});
+
+  ASSERT_OK(answer.status);
+  EXPECT_EQ(answer.certificate.not_met_reason, "MISSING_PAGE");
+  EXPECT_EQ(ErrorsOf(answer, tokens_, 0, 160, 1).violations, 0);
+  EXPECT_THAT(answer.lost, ElementsAre(LostPage{.kv_head = 0, .first_index = 32, .tokens = 16},
+                                       LostPage{.kv_head = 1, .first_index = 32, .tokens = 16}));
+  EXPECT_EQ(stand.engine().GetStats().pages_lost.at("MISSING_PAGE"), 2U);
 }
 
 TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {

@@ -139,6 +139,17 @@ struct TouchedRung {
   uint64_t bytes = 0;
 };
 
+enum class PageState : uint8_t { kUnspecified = 0, kOk = 1, kMissing = 2, kCorrupt = 3 };
+
+// A page that no tier has whole: left out of the answer, and within its bounds.
+struct LostPage {
+  uint32_t kv_head = 0;
+  uint64_t first_index = 0;
+  uint32_t tokens = 0;
+  Tier tier = Tier::kUnspecified;
+  PageState state = PageState::kUnspecified;  // kMissing or kCorrupt
+};
+
 struct AttendResult {
   absl::Status status = {};
   Tensor output = {};           // [m, query_heads, head_dim]
@@ -146,12 +157,11 @@ struct AttendResult {
   Certificate certificate = {};
   uint64_t absent_pages = 0;  // When the queries came, summed over kv heads.
   std::vector<TouchedRung> touched = {};
+  std::vector<LostPage> lost = {};  // The first 64.
   uint64_t length = 0;
   uint64_t committed = 0;
   bool replayed = false;
 };
-
-enum class PageState : uint8_t { kUnspecified = 0, kOk = 1, kMissing = 2, kCorrupt = 3 };
 
 struct Page {
   uint64_t first_index = 0;
@@ -206,6 +216,7 @@ struct Stats {
   uint64_t blocks_sealed = 0;
   uint64_t blocks_moved_down = 0;
   std::map<std::string, uint64_t> refused = {};
+  std::map<std::string, uint64_t> pages_lost = {};  // By reason; a page of an open sequence once.
 };
 
 // Lane-tokens, each counted once where its authoritative copy lies; `device` counts copies beside.
