@@ -137,6 +137,32 @@ std::vector<double> FullAttention(const Tokens& tokens, int layer, int32_t index
   return output;
 }
 
+Errors ErrorsOf(const service::StepAnswer& answer, const Tokens& tokens, int layer, int32_t index,
+                int32_t count) {
+  const std::vector<double> truth = FullAttention(tokens, layer, index);
+  std::vector<float> output(answer.output.size() / sizeof(float));
+  std::memcpy(output.data(), answer.output.data(), answer.output.size());
+  const auto heads = static_cast<size_t>(tokens.geometry.query_heads);
+  const auto head_dim = static_cast<size_t>(tokens.geometry.head_dim);
+  const size_t token = static_cast<size_t>(count - 1);
+  Errors errors;
+  double off = 0;
+  double all = 0;
+  for (size_t head = 0; head < heads; ++head) {
+    double square = 0;
+    for (size_t d = 0; d < head_dim; ++d) {
+      const double x = output[(token * heads + head) * head_dim + d] - truth[head * head_dim + d];
+      square += x * x;
+      all += truth[head * head_dim + d] * truth[head * head_dim + d];
+    }
+    off += square;
+    if (std::sqrt(square) > answer.certificate.error_bound[token * heads + head])
+      ++errors.violations;
+  }
+  errors.relative = std::sqrt(off / all);
+  return errors;
+}
+
 Geometry SmallGeometry() {
   return {.layers = 2,
           .query_heads = 4,

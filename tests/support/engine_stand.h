@@ -83,6 +83,15 @@ struct Tokens {
 // Full attention in float64 over tokens 0 .. index of one layer: [query_heads, head_dim].
 std::vector<double> FullAttention(const Tokens& tokens, int layer, int32_t index);
 
+// An answer's token beside full attention.
+struct Errors {
+  double relative = 0;  // Over the heads.
+  int violations = 0;   // Of the certificate, per head.
+};
+// Of the last token of an answer of `count`, which is token `index`.
+Errors ErrorsOf(const service::StepAnswer& answer, const Tokens& tokens, int layer, int32_t index,
+                int32_t count);
+
 service::Geometry SmallGeometry();  // 2 layers, 4 query heads, 2 kv heads of 16, f32, pages of 16.
 
 // A worker of one sequence.

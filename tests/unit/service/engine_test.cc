@@ -29,50 +29,16 @@ namespace {
 
 using test::EngineSetup;
 using test::EngineStand;
+using test::Errors;
+using test::ErrorsOf;
 using test::FaultyBackend;
 using test::FaultyTier;
 using test::SmallGeometry;
 using test::StatusIs;
 using test::Tokens;
 using test::Worker;
+using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::vector<float> OutputOf(const StepAnswer& answer) {
-  std::vector<float> output(answer.output.size() / 4);
-  std::memcpy(output.data(), answer.output.data(), answer.output.size());
-  return output;
-}
-
-struct Errors {
-  double relative = 0;  // Over the heads of a token.
-  int violations = 0;   // Of the certificate, per head.
-};
-
-// The last token of `answer`, of `count`, beside full attention.
-Errors ErrorsOf(const StepAnswer& answer, const Tokens& tokens, int layer, int32_t index,
-                int32_t count) {
-  const std::vector<double> truth = test::FullAttention(tokens, layer, index);
-  const std::vector<float> output = OutputOf(answer);
-  const auto heads = static_cast<size_t>(tokens.geometry.query_heads);
-  const auto head_dim = static_cast<size_t>(tokens.geometry.head_dim);
-  const size_t token = static_cast<size_t>(count - 1);
-  Errors errors;
-  double off = 0;
-  double all = 0;
-  for (size_t head = 0; head < heads; ++head) {
-    double square = 0;
-    for (size_t d = 0; d < head_dim; ++d) {
-      const double x = output[(token * heads + head) * head_dim + d] - truth[head * head_dim + d];
-      square += x * x;
-      all += truth[head * head_dim + d] * truth[head * head_dim + d];
-    }
-    off += square;
-    if (std::sqrt(square) > answer.certificate.error_bound[token * heads + head])
-      ++errors.violations;
-  }
-  errors.relative = std::sqrt(off / all);
-  return errors;
-}
 
 std::vector<bool> ResidentsOf(Engine& engine, uint32_t layer) {
   const auto lane = engine.Describe({.sequence = "a", .with_tokens = true, .layer = layer});
