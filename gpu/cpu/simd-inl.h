@@ -63,18 +63,39 @@ HWY_INLINE V BlockSums(const V* vectors) {
 
 // Lane l of the result is the sum over all lanes of vectors[l], for kLanes vectors.
 #if HWY_TARGET == HWY_AVX3
+// Neighbours at a distance of 1, 2, 4 or 8 lanes are added, a's in half of the lanes and b's in the
+// others. Blends run on either vector port and shuffles on one only, which they would crowd.
 template <class V>
-HWY_INLINE V HalfSums(V a, V b) {
+HWY_INLINE V SumsBy2(V a, V b) {
   const hn::DFromV<V> d;
-  return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+  const hn::Repartition<double, hn::DFromV<V>> pair;
+  const V own = hn::BitCast(d, hn::OddEven(hn::BitCast(pair, b), hn::BitCast(pair, a)));
+  return hn::Add(own, hn::CombineShiftRightBytes<8>(d, b, a));
+}
+template <class V>
+HWY_INLINE V SumsBy8(V a, V b) {
+  const hn::DFromV<V> d;
+  return hn::Add(hn::ConcatUpperLower(d, b, a), hn::ConcatLowerUpper(d, b, a));
+}
+template <class V>
+HWY_INLINE V SumsBy1(V a, V b) {
+  return hn::Add(hn::OddEven(b, a), hn::Shuffle2301(hn::OddEven(a, b)));
+}
+template <class V>
+HWY_INLINE V SumsBy4(V a, V b) {
+  return hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
+}
+
+// Of every other vector but one: i, i + 2, i + 8, i + 10.
+template <class V>
+HWY_INLINE V FourSums(const V* v) {
+  return SumsBy8(SumsBy2(v[0], v[2]), SumsBy2(v[8], v[10]));
 }
 
 template <class V>
 HWY_INLINE V Sums(const V* vectors) {
-  const V even = HalfSums(BlockSums(vectors), BlockSums(vectors + 8));
-  const V odd = HalfSums(BlockSums(vectors + 4), BlockSums(vectors + 12));
-  return hn::OddEvenBlocks(hn::Add(odd, hn::SwapAdjacentBlocks(odd)),
-                           hn::Add(even, hn::SwapAdjacentBlocks(even)));
+  return SumsBy4(SumsBy1(FourSums(vectors), FourSums(vectors + 1)),
+                 SumsBy1(FourSums(vectors + 4), FourSums(vectors + 5)));
 }
 #elif HWY_TARGET == HWY_AVX2
 template <class V>
@@ -95,14 +116,17 @@ HWY_INLINE V Sums(const V* vectors) {
 // subnormal, and for NaN. e^0 is exactly 1.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first short enough that n times it is
-// exact; polynomial of Cephes expf (Moshier).
+// exact; polynomial of Cephes expf (Moshier). Added to 1.5 * 2^23, a number is rounded to its
+// nearest integer n, which the lowest bits of the sum hold. What becomes of an x below the limit is
+// dropped at the end.
 HWY_INLINE Floats Exp(Floats x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> integer;
+  const Floats shifter = hn::Set(d, 0x1.8p23F);
   const auto is_normal = hn::Ge(x, hn::Set(d, -87.3F));
-  const Floats bounded = hn::Min(hn::Max(x, hn::Set(d, -87.3F)), hn::Set(d, 88.0F));
-  const auto n = hn::NearestInt(hn::Mul(bounded, hn::Set(d, 1.44269504088896341F)));
-  const Floats whole = hn::ConvertTo(d, n);
+  const Floats bounded = hn::Min(x, hn::Set(d, 88.0F));
+  const Floats shifted = hn::MulAdd(bounded, hn::Set(d, 1.44269504088896341F), shifter);
+  const Floats whole = hn::Sub(shifted, shifter);
   Floats r = hn::NegMulAdd(whole, hn::Set(d, 0.693359375F), bounded);
   r = hn::NegMulAdd(whole, hn::Set(d, -2.12194440e-4F), r);
   Floats p = hn::Set(d, 1.9875691500e-4F);
@@ -112,8 +136,10 @@ HWY_INLINE Floats Exp(Floats x) {
   p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1F));
   p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1F));
   const Floats fraction = hn::Add(hn::MulAdd(hn::Mul(r, r), p, r), hn::Set(d, 1.0F));
-  const auto power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(integer, 127))));
-  return hn::IfThenElseZero(is_normal, hn::Mul(fraction, power));
+  // What is above n in `shifted` falls out.
+  const auto power =
+      hn::Add(hn::ShiftLeft<23>(hn::BitCast(integer, shifted)), hn::Set(integer, 127 << 23));
+  return hn::IfThenElseZero(is_normal, hn::Mul(fraction, hn::BitCast(d, power)));
 }
 
 }  // namespace HWY_NAMESPACE

@@ -51,7 +51,9 @@ void SlotTiles::Append(const Extent& extent, int count, SlotTile& tile) {
   if (visible == count) {  // The usual case, in loops without a dependence.
     const auto first = static_cast<size_t>(tile.slots);
     const auto slots = static_cast<size_t>(count);
+#pragma GCC unroll 8
     for (size_t i = 0; i < slots; ++i) tile.key[first + i] = key + i * row_bytes_;
+#pragma GCC unroll 8
     for (size_t i = 0; i < slots; ++i) tile.value[first + i] = value + i * row_bytes_;
     for (size_t i = 0; i < slots; ++i) tile.index[first + i] = index[i];
     for (size_t i = 0; i < slots; ++i) tile.column[first + i] = column_ + static_cast<int32_t>(i);

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -33,16 +34,24 @@ namespace HWY_NAMESPACE {
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 constexpr int kTileSlots = SlotTile::kSlotsMax;
 
+// So many rows pass over a tile at once, of those that are left.
+constexpr size_t kRowsMax = kLanes >= 8 ? 8 : 4;
+constexpr size_t RowsTogether(size_t left) {
+  return std::min(std::bit_floor(left), kRowsMax);
+}
+
 // The rows of a part: their queries, and what the tiles so far add up to.
 struct RowBlock {
   int head_dim = 0;
   int padded_dim = 0;  // A multiple of kLanes.
   float scale = 0;
-  hwy::AlignedFreeUniquePtr<float[]> query;   // [rows, padded_dim], zeros past head_dim
+  // Of rows together [padded_dim / kLanes, rows, kLanes], zeros past head_dim.
+  hwy::AlignedFreeUniquePtr<float[]> query;
   hwy::AlignedFreeUniquePtr<float[]> output;  // [rows, padded_dim] sum of e^(z - top) * value
   std::array<int32_t, kAttendBlockRows> index = {};  // The last token that each row sees.
   std::array<float, kAttendBlockRows> top = {};      // Largest logit so far.
-  std::array<double, kAttendBlockRows> mass = {};    // Sum of e^(z - top).
+  hwy::AlignedFreeUniquePtr<float[]> top_lanes;    // [rows, kLanes] of rows together, as FoldLanes.
+  std::array<double, kAttendBlockRows> mass = {};  // Sum of e^(z - top).
 };
 
 constexpr size_t At(int i) {
@@ -60,18 +69,31 @@ struct PartOfVector {
   HWY_INLINE Floats operator()(const T* elements) const { return WidenTail(elements, count); }
 };
 
-// Into the second-level cache: more lines can be on their way there than to the first level, and
-// the next tile is wanted only after this one (docs/benchmarks.md, attend).
-HWY_INLINE void PrefetchRow(const std::byte* row, int row_bytes) {
-  for (int byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+// The lines that begin within kBytes of a row from `first` on, a multiple of kBytes. Into the
+// second-level cache: more of them can be on their way there than to the first level, and the next
+// tile is wanted only after this one. Asked for a few at a time, between the sums: a burst would
+// keep this tile's own loads waiting (docs/benchmarks.md, kernels).
+template <int kBytes>
+HWY_INLINE void PrefetchLines(const std::byte* row, int first) {
+  constexpr int kLine = 64;
+  if constexpr (kBytes >= kLine) {
+    for (int byte = 0; byte < kBytes; byte += kLine) __builtin_prefetch(row + first + byte, 0, 2);
+  } else {
+    if (first % kLine == 0) __builtin_prefetch(row + first, 0, 2);
+  }
 }
 
-// lane[r] = the lanes of row r taken together, where lane l is of row l % R.
+// In every lane l, the lanes of row l % R taken together, where lane l is of row l % R.
 template <int R, class Join>
-HWY_INLINE void FoldLanes(float* lane, Join join) {
-  for (int width = kLanes / 2; width >= R; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] = join(lane[l], lane[l + width]);
-  }
+HWY_INLINE Floats FoldLanes(Floats x, Join join) {
+  [[maybe_unused]] const FloatTag d;
+  if constexpr (kLanes > 4 && R <= kLanes / 2) x = join(x, hn::ConcatLowerUpper(d, x, x));
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (R <= 4) x = join(x, hn::SwapAdjacentBlocks(x));
+#endif
+  if constexpr (R <= 2) x = join(x, hn::Shuffle1032(x));
+  if constexpr (R <= 1) x = join(x, hn::Shuffle2301(x));
+  return x;
 }
 
 // One tile for R rows of a block.
@@ -79,14 +101,13 @@ template <class T, int R>
 class TileKernel {
  public:
   // `prefetched`: of the next tile, slots to bring nearer meanwhile; 0 where another row did.
-  HWY_INLINE TileKernel(const SlotTiles& tiles, RowBlock& block, int row, int prefetched)
+  HWY_INLINE TileKernel(const SlotTiles& tiles, RowBlock& block, size_t row, int prefetched)
       : tile_(tiles.tile()),
         next_(tiles.next()),
         block_(block),
         slots_(tile_.slots),
         prefetched_(prefetched),
-        row_bytes_(block.head_dim * static_cast<int>(sizeof(T))),
-        row_(static_cast<size_t>(row)),
+        row_(row),
         query_(&block.query[row_ * static_cast<size_t>(block.padded_dim)]),
         output_(&block.output[row_ * static_cast<size_t>(block.padded_dim)]) {}
 
@@ -100,14 +121,9 @@ class TileKernel {
       for (int i = 0; i < kSlots; ++i) {
         key[i] = reinterpret_cast<const T*>(tile_.key[At(std::min(s + i, slots_ - 1))]);
       }
-      for (int i = s; i < std::min(s + kSlots, prefetched_); ++i) {
-        PrefetchRow(next_.key[At(i)], row_bytes_);
-      }
       Floats sum[kLanes];
       for (Floats& lane : sum) lane = hn::Zero(d);
-      int e = 0;
-      for (; e + kLanes <= block_.head_dim; e += kLanes) AddProducts(key, e, WholeVector<T>(), sum);
-      if (e < block_.head_dim) AddProducts(key, e, PartOfVector<T>{block_.head_dim - e}, sum);
+      AllProducts(key, s, sum);
       hn::Store(hn::Mul(Sums(sum), scale), d, weight_ + s * R);
     }
   }
@@ -139,8 +155,7 @@ class TileKernel {
       total = hn::Add(total, w);
     }
     alignas(64) float lane[kLanes];
-    hn::Store(total, d, lane);
-    FoldLanes<R>(lane, [](float a, float b) { return a + b; });
+    hn::Store(FoldLanes<R>(total, [](Floats a, Floats b) { return hn::Add(a, b); }), d, lane);
     double* const mass = &block_.mass[row_];
     for (int r = 0; r < R; ++r) {
       mass[r] = mass[r] * static_cast<double>(rescale_[r]) + static_cast<double>(lane[r]);
@@ -169,15 +184,79 @@ class TileKernel {
 
  private:
   static constexpr int kSlots = kLanes / R;
+  static constexpr int kVectorBytes = kLanes * static_cast<int>(sizeof(T));
 
+  // Of the keys of kSlots slots from `s`.
+  HWY_INLINE void AllProducts(const T* const* key, int s, Floats* sum) const {
+    if constexpr (kLanes == 16 && R * 4 <= 8) {
+      if (block_.head_dim == 4 * kLanes) return AddRowProducts<4>(key, s, sum);
+    }
+    if constexpr (kLanes == 16 && R * 8 <= 8) {
+      if (block_.head_dim == 8 * kLanes) return AddRowProducts<8>(key, s, sum);
+    }
+    int e = 0;
+    for (; e + 4 * kLanes <= block_.head_dim; e += 4 * kLanes) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        PrefetchKeys(s, e + v * kLanes);
+        AddProducts(key, e + v * kLanes, WholeVector<T>(), sum);
+      }
+    }
+    for (; e + kLanes <= block_.head_dim; e += kLanes) {
+      PrefetchKeys(s, e);
+      AddProducts(key, e, WholeVector<T>(), sum);
+    }
+    if (e < block_.head_dim) {
+      PrefetchKeys(s, e);
+      AddProducts(key, e, PartOfVector<T>{block_.head_dim - e}, sum);
+    }
+  }
+
+  // One vector from e of kSlots keys of the next tile.
+  HWY_INLINE void PrefetchKeys(int s, int e) const {
+    const int first_byte = e * static_cast<int>(sizeof(T));
+    if (kVectorBytes < 64 && first_byte % 64 != 0) return;
+    for (int i = 0; i < std::min(kSlots, prefetched_ - s); ++i) {
+      PrefetchLines<kVectorBytes>(next_.key[At(s + i)], first_byte);
+    }
+  }
+
+  // The same sums for few rows of V vectors, key by key: queries stay in registers.
+  template <int V>
+  HWY_INLINE void AddRowProducts(const T* const* key, int s, Floats* sum) const {
+    const FloatTag d;
+    Floats q[R][V];
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < V; ++v) q[r][v] = hn::Load(d, query_ + (v * R + r) * kLanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kSlots; ++i) {
+      if (s + i < prefetched_) PrefetchLines<V * kVectorBytes>(next_.key[At(s + i)], 0);
+      for (int v = 0; v < V; ++v) {
+        const Floats k = Widen(key[i] + v * kLanes);
+        for (int r = 0; r < R; ++r) sum[i * R + r] = hn::MulAdd(k, q[r][v], sum[i * R + r]);
+      }
+    }
+  }
+
+  // Of one vector of channels.
   template <class WidenKey>
   HWY_INLINE void AddProducts(const T* const* key, int e, WidenKey widen, Floats* sum) const {
     const FloatTag d;
-    Floats q[R];
-    for (int r = 0; r < R; ++r) q[r] = hn::Load(d, query_ + r * block_.padded_dim + e);
-    for (int i = 0; i < kSlots; ++i) {
-      const Floats k = widen(key[i] + e);
-      for (int r = 0; r < R; ++r) sum[i * R + r] = hn::MulAdd(k, q[r], sum[i * R + r]);
+    if constexpr (R >= 4) {
+      Floats k[kSlots];
+      for (int i = 0; i < kSlots; ++i) k[i] = widen(key[i] + e);
+      for (int r = 0; r < R; ++r) {
+        const Floats q = hn::Load(d, query_ + e * R + r * kLanes);
+        for (int i = 0; i < kSlots; ++i) sum[i * R + r] = hn::MulAdd(k[i], q, sum[i * R + r]);
+      }
+    } else {
+      Floats q[R];
+      for (int r = 0; r < R; ++r) q[r] = hn::Load(d, query_ + e * R + r * kLanes);
+      for (int i = 0; i < kSlots; ++i) {
+        const Floats k = widen(key[i] + e);
+        for (int r = 0; r < R; ++r) sum[i * R + r] = hn::MulAdd(k, q[r], sum[i * R + r]);
+      }
     }
   }
 
@@ -185,47 +264,56 @@ class TileKernel {
   // for a row that has seen nothing yet.
   HWY_INLINE Floats RaiseTop(Floats peak) {
     const FloatTag d;
-    alignas(64) float lane[kLanes];
-    alignas(64) float drop[kLanes] = {};
-    hn::Store(peak, d, lane);
-    FoldLanes<R>(lane, [](float a, float b) { return std::max(a, b); });
-    float* const top = &block_.top[row_];
-    for (int r = 0; r < R; ++r) {
-      const float old_top = top[r];
-      top[r] = std::max(old_top, lane[r]);
-      lane[r] = top[r] == kHidden ? 0 : top[r];
-      drop[r] = old_top - lane[r];
-    }
-    hn::Store(Exp(hn::Load(d, drop)), d, drop);
-    std::copy(drop, drop + R, rescale_);
-    for (int l = R; l < kLanes; ++l) lane[l] = lane[l - R];
-    return hn::Load(d, lane);
+    float* const lanes = &block_.top_lanes[row_ * At(kLanes)];
+    const Floats old_top = hn::Load(d, lanes);
+    const Floats top =
+        hn::Max(old_top, FoldLanes<R>(peak, [](Floats a, Floats b) { return hn::Max(a, b); }));
+    const Floats shift = hn::IfThenZeroElse(hn::Eq(top, hn::Set(d, kHidden)), top);
+    hn::Store(top, d, lanes);
+    hn::Store(Exp(hn::Sub(old_top, shift)), d, rescale_);
+    std::copy(lanes, lanes + R, &block_.top[row_]);
+    return shift;
   }
 
-  // `C` vectors of channels from e.
+  // `C` vectors of channels from e. Sums of few channels are kept in several chains, each for every
+  // so many slots, since additions wait for each other.
   template <int C, bool HasHidden, class WidenValue>
   HWY_INLINE void AddValues(int e, WidenValue widen) {
+    constexpr int kChains = std::clamp(8 / (R * C), 1, 4);
     const FloatTag d;
-    Floats sum[R][C];
-    for (auto& of_row : sum) {
-      for (Floats& lane : of_row) lane = hn::Zero(d);
-    }
-    for (int s = 0; s < slots_; ++s) {
-      if (e == 0 && s < prefetched_) PrefetchRow(next_.value[At(s)], row_bytes_);
-      const T* value = reinterpret_cast<const T*>(tile_.value[At(s)]) + e;
-      Floats v[C];
-      for (int c = 0; c < C; ++c) v[c] = widen(value + c * kLanes);
-      for (int r = 0; r < R; ++r) {
-        if (HasHidden && weight_[s * R + r] == 0) continue;
-        const Floats w = hn::Set(d, weight_[s * R + r]);
-        for (int c = 0; c < C; ++c) sum[r][c] = hn::MulAdd(w, v[c], sum[r][c]);
+    Floats sum[kChains][R][C];
+    for (auto& chain : sum) {
+      for (auto& of_row : chain) {
+        for (Floats& lane : of_row) lane = hn::Zero(d);
       }
     }
+    int s = 0;
+    for (; s + kChains <= slots_; s += kChains) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kChains; ++i) AddValue<C, HasHidden>(s + i, e, widen, sum[i]);
+    }
+    for (; s < slots_; ++s) AddValue<C, HasHidden>(s, e, widen, sum[0]);
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) {
+        for (int i = 1; i < kChains; ++i) sum[0][r][c] = hn::Add(sum[0][r][c], sum[i][r][c]);
         float* const o = output_ + r * block_.padded_dim + e + c * kLanes;
-        hn::Store(hn::MulAdd(hn::Load(d, o), hn::Set(d, rescale_[r]), sum[r][c]), d, o);
+        hn::Store(hn::MulAdd(hn::Load(d, o), hn::Set(d, rescale_[r]), sum[0][r][c]), d, o);
       }
+    }
+  }
+
+  template <int C, bool HasHidden, class WidenValue>
+  HWY_INLINE void AddValue(int s, int e, WidenValue widen, Floats (&sum)[R][C]) {
+    const FloatTag d;
+    const int first_byte = e * static_cast<int>(sizeof(T));
+    if (s < prefetched_) PrefetchLines<C * kVectorBytes>(next_.value[At(s)], first_byte);
+    const T* value = reinterpret_cast<const T*>(tile_.value[At(s)]) + e;
+    Floats v[C];
+    for (int c = 0; c < C; ++c) v[c] = widen(value + c * kLanes);
+    for (int r = 0; r < R; ++r) {
+      if (HasHidden && weight_[s * R + r] == 0) continue;
+      const Floats w = hn::Set(d, weight_[s * R + r]);
+      for (int c = 0; c < C; ++c) sum[r][c] = hn::MulAdd(w, v[c], sum[r][c]);
     }
   }
 
@@ -234,12 +322,11 @@ class TileKernel {
   RowBlock& block_;
   const int slots_;
   const int prefetched_;
-  const int row_bytes_;
   const size_t row_;
-  const float* const query_;                  // [R, padded_dim]
+  const float* const query_;                  // [padded_dim / kLanes, R, kLanes]
   float* const output_;                       // [R, padded_dim]
   alignas(64) float weight_[kTileSlots * R];  // [slot][row] first logits, then e^(z - top)
-  float rescale_[R];                          // e^(old top - top)
+  alignas(64) float rescale_[kLanes];         // [row] e^(old top - top), repeated
 };
 
 // A part on its way through its tiles.
@@ -252,18 +339,18 @@ class PartKernel {
     block_.padded_dim = (args.head_dim + kLanes - 1) / kLanes * kLanes;
     block_.scale = args.scale;
     const size_t padded_dim = static_cast<size_t>(block_.padded_dim);
-    const size_t head_dim = static_cast<size_t>(args.head_dim);
     block_.query = hwy::AllocateAligned<float>(part.rows * padded_dim);
     block_.output = hwy::AllocateAligned<float>(part.rows * padded_dim);
     std::fill_n(block_.query.get(), part.rows * padded_dim, 0.0F);
     std::fill_n(block_.output.get(), part.rows * padded_dim, 0.0F);
     std::fill_n(block_.top.begin(), part.rows, kHidden);
+    block_.top_lanes = hwy::AllocateAligned<float>(part.rows * At(kLanes));
+    std::fill_n(block_.top_lanes.get(), part.rows * At(kLanes), kHidden);
     for (size_t row = 0; row < part.rows; ++row) {
-      const float* query = &args.query[(part.first_row + row) * head_dim];
-      std::copy(query, query + head_dim, &block_.query[row * padded_dim]);
       block_.index[row] =
           args.query_index[(part.first_row + row) % static_cast<size_t>(args.queries)];
     }
+    for (size_t row = 0; row < part.rows; row += RowsTogether(part.rows - row)) CopyQueries(row);
   }
 
   void Run() {
@@ -275,17 +362,16 @@ class PartKernel {
                                                       block_.index.begin() + part_.rows)});
     while (tiles.Advance()) {
       if (args_.queries > 1) NoteIndices(tiles.tile());
-      const int rows = static_cast<int>(part_.rows);
-      int row = 0;
-      if constexpr (kLanes >= 8) {
-        for (; row + 8 <= rows; row += 8) Attend<8>(tiles, row);
+      for (size_t row = 0; row < part_.rows;) {
+        const size_t together = RowsTogether(part_.rows - row);
+        if constexpr (kRowsMax == 8) {
+          if (together == 8) Attend<8>(tiles, row);
+        }
+        if (together == 4) Attend<4>(tiles, row);
+        if (together == 2) Attend<2>(tiles, row);
+        if (together == 1) Attend<1>(tiles, row);
+        row += together;
       }
-      for (; row + 4 <= rows; row += 4) Attend<4>(tiles, row);
-      if (row + 2 <= rows) {
-        Attend<2>(tiles, row);
-        row += 2;
-      }
-      if (row < rows) Attend<1>(tiles, row);
     }
   }
 
@@ -305,6 +391,19 @@ class PartKernel {
   }
 
  private:
+  // Of the rows together from `row` on.
+  void CopyQueries(size_t row) {
+    const size_t together = RowsTogether(part_.rows - row);
+    const auto head_dim = static_cast<size_t>(args_.head_dim);
+    float* const to = &block_.query[row * static_cast<size_t>(block_.padded_dim)];
+    for (size_t r = 0; r < together; ++r) {
+      const float* const query = &args_.query[(part_.first_row + row + r) * head_dim];
+      for (size_t e = 0; e < head_dim; ++e) {
+        to[(e / kLanes * together + r) * kLanes + e % kLanes] = query[e];
+      }
+    }
+  }
+
   // The first and last token of a tile. One query alone sees every slot of the window.
   void NoteIndices(const SlotTile& tile) {
     const auto [first, last] =
@@ -314,8 +413,8 @@ class PartKernel {
   }
 
   template <int R>
-  void Attend(const SlotTiles& tiles, int row) {
-    const auto sees = block_.index.begin() + row;
+  void Attend(const SlotTiles& tiles, size_t row) {
+    const auto sees = &block_.index[row];
     const auto [least, most] = std::minmax_element(sees, sees + R);
     if (args_.queries > 1 && *most < tile_first_) return;
     const bool has_hidden = args_.queries > 1 && *least < tile_last_;
@@ -341,9 +440,9 @@ class PartKernel {
   }
 
   template <int R>
-  void StoreLogits(const SlotTile& tile, int row, const TileKernel<T, R>& kernel) const {
+  void StoreLogits(const SlotTile& tile, size_t row, const TileKernel<T, R>& kernel) const {
     for (int r = 0; r < R; ++r) {
-      float* const logits = LogitsOf(static_cast<size_t>(row + r));
+      float* const logits = LogitsOf(row + At(r));
       for (int s = 0; s < tile.slots; ++s) logits[At(tile.column[At(s)])] = kernel.logit(s, r);
     }
   }

@@ -34,11 +34,18 @@ using gpu::Extent;
 constexpr int kTokens = 16384;
 constexpr int kFrameSlots = 32;
 
+enum class Frames {
+  kContiguous,
+  kRandom,  // Frames of a lane lie anywhere, not side by side.
+  kHoles,   // Side by side; every eighth slot has no token, and counts all the same.
+};
+constexpr const char* kFramesNames[] = {"contiguous", "random", "holes"};
+
 struct Case {
   Dtype dtype = Dtype::kF16;
   int head_dim = 128;
   int group = 1;
-  bool is_random = false;  // Frames of a lane lie anywhere, not side by side.
+  Frames frames = Frames::kContiguous;
   int threads = 1;
 };
 
@@ -50,8 +57,12 @@ class Lanes {
     const size_t half = static_cast<size_t>(kFrameSlots * shape.head_dim) * DtypeBytes(shape.dtype);
     std::vector<size_t> frame(kPoolBytes / (2 * half));
     std::iota(frame.begin(), frame.end(), size_t{0});
-    if (shape.is_random) std::shuffle(frame.begin(), frame.end(), std::mt19937_64(kSeed));
+    if (shape.frames == Frames::kRandom)
+      std::shuffle(frame.begin(), frame.end(), std::mt19937_64(kSeed));
     std::iota(index_.begin(), index_.end(), 0);
+    for (size_t i = 0; shape.frames == Frames::kHoles && i < index_.size(); i += 8) {
+      index_[i] = gpu::kNoToken;
+    }
     for (size_t i = 0; i < frame.size(); ++i) {
       const std::byte* key = Pool().data() + frame[i] * 2 * half;
       const size_t first = i * kFrameSlots % kTokens;
@@ -158,12 +169,12 @@ void RegisterCases() {
   for (const int threads : {1, 2}) {
     for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
       for (const int head_dim : {64, 128}) {
-        for (const bool is_random : {false, true}) {
+        for (const Frames frames : {Frames::kContiguous, Frames::kRandom, Frames::kHoles}) {
           for (const int group : {1, 4, 8}) {
-            const Case shape{dtype, head_dim, group, is_random, threads};
+            const Case shape{dtype, head_dim, group, frames, threads};
             const std::string name = std::string("attend/") + std::string(DtypeName(dtype)) + "/d" +
-                                     std::to_string(head_dim) + "/g" + std::to_string(group) +
-                                     (is_random ? "/random" : "/contiguous") + "/threads" +
+                                     std::to_string(head_dim) + "/g" + std::to_string(group) + "/" +
+                                     kFramesNames[static_cast<int>(frames)] + "/threads" +
                                      std::to_string(threads);
             benchmark::RegisterBenchmark(name.c_str(), BM_Attend, shape)
                 ->UseManualTime()
