@@ -38,8 +38,9 @@ struct DamageArgs {
 //             where a > 1/2 the leave-one-out form a * |o_without_s - value[s]| is used, from the
 //             logits and values of all others (rest included): no cancellation however near a is to
 //             1. Without any others o_without_s is 0, as attention over nothing is.
-//   Numerics  f32, where a > 1/2 f64; CPU and CUDA within 1e-5 * damage + 1e-6 * a * |o - v| + 1e-30
-//             of the reference; always finite; rows whose lse is -inf add nothing
+//   Numerics  f32, where a > 1/2 f64; CPU and CUDA within
+//             1e-5 * damage + 1e-6 * a * |o - v| + 1e-30 of the reference; always finite; rows
+//             whose lse is -inf add nothing
 //   Repeats   bit for bit, for one build and SIMD target or GPU
 //   Cost      reads each value once; 3 * rows * slots * head_dim flops, 5 for rows with an a > 1/2
 //   Source    CAOTE arXiv:2504.14051; sum over rows: identity 7 of docs/policies.md

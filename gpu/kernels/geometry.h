@@ -25,7 +25,7 @@ struct GeometryArgs {
 //   Math      score[s] = -cos(key[s], mean_j key[j] / |key[j]|); a zero key scores 0, and all do
 //             where unit keys cancel: where their mean is shorter than 1e-6, its direction is noise
 //   Numerics  CPU, CUDA: f32 products, f64 anchor; within 1e-5 of f64 for norms of 1e-18 to 1e18
-//   Repeats   bit for bit, for one build and SIMD target or GPU; the anchor sums in order of token index
+//   Repeats   bit for bit, for one build and SIMD target or GPU; the anchor sums in order of index
 //             blocks, so slots may lie in any order only if the same order is given again
 //   Cost      reads each key twice
 //   Source    KeyDiff arXiv:2504.15364

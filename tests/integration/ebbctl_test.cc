@@ -125,9 +125,9 @@ TEST_F(EbbctlTest, ADemoWhoseTerminalGoesLeavesNothingBehind) {
 }
 
 TEST_F(EbbctlTest, ADemoThatNobodyReadsLeavesNothingBehind) {
-  const std::string script = "TMPDIR='" + tmp_.string() + "' " EBBCTL_PATH
-                             " demo --budget 50% --trace " + std::string(kTrace) + " 2> " + err_ +
-                             " | head -c 1";
+  const std::string script = "TMPDIR='" + tmp_.string() +
+                             "' " EBBCTL_PATH " demo --budget 50% --trace " + std::string(kTrace) +
+                             " 2> " + err_ + " | head -c 1";
 
   ASSERT_OK(RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}}).status());
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs one test on every implementation of an operation: the reference loops, the SIMD kernel on each
-// target that this build has and this CPU can run, and where asked the CUDA kernel.
+// Runs one test on every implementation of an operation: the reference loops, the SIMD kernel on
+// each target that this build has and this CPU can run, and where asked the CUDA kernel.
 
 #pragma once
 
