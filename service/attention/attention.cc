@@ -131,15 +131,14 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
 // The fixed point: who leaves is decided by the latest scores, then the new tokens take slots.
 absl::Status Attention::TakeSlots(Work& work) {
   if (work.ticket.replayed) return absl::OkStatus();
-  std::vector<std::vector<gpu::Extent>> extents;
+  std::vector<WorkingFrames> frames;
   std::vector<LaneToScore> lanes;
   for (int head = 0; head < work.geometry.kv_heads; ++head) {
-    const std::span<const int32_t> slot_index = work.lane(head).slot_index();
-    extents.push_back(FrameExtents(work.memory(head), slot_index));
+    frames.push_back(FindWorkingFrames(work.memory(head), work.lane(head).slot_index()));
     lanes.push_back({.set = {.scale = work.geometry.scale,
                              .group = work.geometry.group(),
-                             .extents = extents.back(),
-                             .slot_index = slot_index},
+                             .extents = frames.back().extents,
+                             .slot_index = frames.back().slot_index},
                      .memory = work.memory(head)});
   }
   EBBTIDE_ASSIGN_OR_RETURN(const auto victims,

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "absl/container/inlined_vector.h"
 
@@ -101,8 +102,9 @@ gpu::AttendArgs LaneAnswer::Args(Run& run, gpu::Dtype dtype) const {
 }
 
 gpu::AttendArgs LaneAnswer::ResidentArgs() {
-  resident_.extents = FrameExtents(memory_, lane_.slot_index());
-  resident_.index.assign(lane_.slot_index().begin(), lane_.slot_index().end());
+  WorkingFrames frames = FindWorkingFrames(memory_, lane_.slot_index());
+  resident_.extents = std::move(frames.extents);
+  resident_.index = std::move(frames.slot_index);
   if (query_.keeps_logits || query_.needs_bounds)
     resident_.logits.resize(row_count() * resident_.index.size());
   return Args(resident_, memory_.shape.dtype);

@@ -112,18 +112,21 @@ absl::Status DigestCompletePages(std::span<const LaneToDigest> lanes, const gpu:
   return absl::OkStatus();
 }
 
-std::vector<gpu::Extent> FrameExtents(const LaneMemory& memory,
-                                      std::span<const int32_t> slot_index) {
+WorkingFrames FindWorkingFrames(const LaneMemory& memory, std::span<const int32_t> slot_index) {
   const auto tokens = static_cast<size_t>(memory.shape.tokens);
-  std::vector<gpu::Extent> extents;
-  extents.reserve(slot_index.size() / tokens);
+  WorkingFrames frames;
+  frames.slot_index.reserve(slot_index.size());  // So that extents may point into it.
+  frames.extents.reserve(slot_index.size() / tokens);
   for (size_t slot = 0; slot < slot_index.size(); slot += tokens) {
-    extents.push_back({.key = memory.key_slot(static_cast<int32_t>(slot)),
-                       .value = memory.value_slot(static_cast<int32_t>(slot)),
-                       .index = slot_index.data() + slot,
-                       .slots = memory.shape.tokens});
+    const std::span<const int32_t> frame = slot_index.subspan(slot, tokens);
+    if (std::ranges::all_of(frame, [](int32_t index) { return index == gpu::kNoToken; })) continue;
+    frames.extents.push_back({.key = memory.key_slot(static_cast<int32_t>(slot)),
+                              .value = memory.value_slot(static_cast<int32_t>(slot)),
+                              .index = frames.slot_index.data() + frames.slot_index.size(),
+                              .slots = memory.shape.tokens});
+    frames.slot_index.insert(frames.slot_index.end(), frame.begin(), frame.end());
   }
-  return extents;
+  return frames;
 }
 
 uint64_t MetadataBytesPerBlock(const gpu::PageShape& shape, int lanes, bool keeps_mass) {

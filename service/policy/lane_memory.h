@@ -79,9 +79,14 @@ struct SlotsOfTokens {
 };
 SlotsOfTokens FindSlots(const LaneMemory& memory, const Lane& lane, int32_t first, int32_t end);
 
-// The lane's frames as extents. `slot_index` [slots] must outlive them.
-std::vector<gpu::Extent> FrameExtents(const LaneMemory& memory,
-                                      std::span<const int32_t> slot_index);
+// The frames that hold resident tokens: a lane has frames for a chunk more than its budget, and
+// those that stand empty are not worth a look.
+struct WorkingFrames {
+  std::vector<int32_t> slot_index;   // [slots of these frames] token, or gpu::kNoToken
+  std::vector<gpu::Extent> extents;  // Into slot_index, so that this may be moved, not copied.
+};
+// `slot_index` [slots] of the lane.
+WorkingFrames FindWorkingFrames(const LaneMemory& memory, std::span<const int32_t> slot_index);
 
 // Host bytes that one block adds to a sequence beside its record: digests, norms, score state,
 // positions and slot numbers of its tokens.

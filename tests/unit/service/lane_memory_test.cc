@@ -79,6 +79,31 @@ TEST(DigestCompletePagesTest, EveryPageGetsItsOwnDigestInOrder) {
   }
 }
 
+TEST(FindWorkingFramesTest, LeavesOutFramesWithoutATokenAndKeepsTheOrder) {
+  FilledLane filled(1);
+  constexpr int32_t kTokens = kShape.tokens;
+  for (int32_t index = kTokens; index < (kPages - 2) * kTokens; ++index) {
+    if (index != 5 * kTokens + 3) filled.lane.Demote(index);
+  }
+
+  const WorkingFrames frames = FindWorkingFrames(filled.memory, filled.lane.slot_index());
+
+  ASSERT_EQ(frames.extents.size(), 4U);
+  ASSERT_EQ(frames.slot_index.size(), 4U * kTokens);
+  const int32_t numbers[] = {0, 5, kPages - 2, kPages - 1};
+  for (size_t i = 0; i < 4; ++i) {
+    const gpu::Extent& extent = frames.extents[i];
+    EXPECT_EQ(extent.slots, kTokens);
+    EXPECT_EQ(extent.key, filled.memory.key_slot(numbers[i] * kTokens));
+    EXPECT_EQ(extent.value, filled.memory.value_slot(numbers[i] * kTokens));
+    EXPECT_EQ(extent.index, frames.slot_index.data() + i * kTokens);
+  }
+  EXPECT_EQ(frames.slot_index[0], 0);
+  EXPECT_EQ(frames.slot_index[kTokens + 2], gpu::kNoToken);
+  EXPECT_EQ(frames.slot_index[kTokens + 3], 5 * kTokens + 3);
+  EXPECT_EQ(frames.slot_index[2 * kTokens], (kPages - 2) * kTokens);
+}
+
 // Though arrays move as they grow, none reserves more than its blocks were charged for.
 TEST(MetadataBytesPerBlockTest, CoversWhatIsReserved) {
   gpu::CpuBackend backend(1);

@@ -57,9 +57,11 @@ class ScoredLane {
   void Remove(int32_t index) { lane_.Demote(index); }
 
   service::WorkingSet set() {
-    extents_ = service::FrameExtents(memory_, lane_.slot_index());
-    return {
-        .scale = kScale, .group = group_, .extents = extents_, .slot_index = lane_.slot_index()};
+    frames_in_use_ = service::FindWorkingFrames(memory_, lane_.slot_index());
+    return {.scale = kScale,
+            .group = group_,
+            .extents = frames_in_use_.extents,
+            .slot_index = frames_in_use_.slot_index};
   }
 
   // What an answer to `query` [group, queries] shows: logits of all resident tokens not after each
@@ -118,10 +120,10 @@ class ScoredLane {
     EXPECT_OK(service::RefreshScores(policy, {&lane, 1}, tools_));
     return memory_.score;
   }
-  // The base score of each slot.
+  // The base score of each slot of the working frames.
   std::vector<float> BaseScores(const service::Policy& policy) {
     const service::LaneToScore lane{.set = set(), .memory = memory_};
-    std::vector<float> score(kSlots, 0.0F);
+    std::vector<float> score(lane.set.slot_index.size(), 0.0F);
     EXPECT_OK(policy.scorer->Score({&lane, 1}, tools_, {&score, 1}));
     return score;
   }
@@ -140,7 +142,7 @@ class ScoredLane {
   service::Lane lane_;
   service::LaneMemory memory_;
   std::vector<std::byte> frames_;
-  std::vector<gpu::Extent> extents_;
+  service::WorkingFrames frames_in_use_;
   gpu::CpuBackend backend_{1};
   gpu::Device device_ = *gpu::Device::Open(backend_);
   ParallelFor parallel_{1};
