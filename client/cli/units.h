@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers as people read them: three digits and a unit.
+// Numbers as people read them in a table: three digits and a unit. The daemon's messages have a
+// FormatBytes of their own (base/bytes.h), whose texts parse back.
 
 #pragma once
 

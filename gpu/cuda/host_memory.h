@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of this machine that the device reads and writes where it lies, over the bus: the host
-// tier's arena, so that a page is recalled without being copied first.
+// Memory of this machine that the device reads and writes where it lies, over the bus: for the
+// host tier's arena, so that a page is recalled without being copied first. The daemon does not do
+// so yet.
 // Tested by tests/unit/gpu/device_pool_test.cc.
 
 #pragma once
