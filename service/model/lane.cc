@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/grow.h"
 #include "base/status_macros.h"
 #include "gpu/extent.h"
+#include "service/model/grow.h"
 
 namespace ebbtide::service {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/grow.h"
 #include "base/status_macros.h"
+#include "service/model/grow.h"
 
 namespace ebbtide::service {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/grow.h"
 #include "base/status_macros.h"
 #include "gpu/kernels/gather.h"
+#include "service/model/grow.h"
 
 namespace ebbtide::service {
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace ebbtide {
+namespace ebbtide::service {
 
 inline constexpr size_t kGrowthDivisor = 8;
 
@@ -22,4 +22,4 @@ void ReserveSparingly(std::vector<T>& array, size_t size) {
   }
 }
 
-}  // namespace ebbtide
+}  // namespace ebbtide::service
