@@ -52,10 +52,6 @@ void ExtentMap::Free(const Extent& extent) {
   Insert(range);
 }
 
-uint64_t ExtentMap::longest_free_bytes() const {
-  return by_size_.empty() ? 0 : std::prev(by_size_.end())->bytes;
-}
-
 void ExtentMap::CheckInvariants() const {
   EBBTIDE_CHECK(by_offset_.size() == by_size_.size(), "both indices hold the same ranges");
   uint64_t sum = 0;

@@ -33,7 +33,6 @@ class ExtentMap {
   void Free(const Extent& extent);
 
   uint64_t free_bytes() const { return free_bytes_; }
-  uint64_t longest_free_bytes() const;
   size_t ranges() const { return by_offset_.size(); }
 
   // Both indices hold the same ranges, no two of which touch; their sum is free_bytes().
