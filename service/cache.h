@@ -27,6 +27,7 @@
 
 #include "base/clock.h"
 #include "service/calls.h"
+#include "service/model/block_queue.h"
 #include "service/model/frame_pool.h"
 #include "service/model/sequence.h"
 #include "service/policy/lane_memory.h"
@@ -225,11 +226,6 @@ class Cache {
   void CheckInvariants() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  struct QueuedBlock {
-    std::weak_ptr<OpenedSequence> sequence;  // Those of closed sequences are passed over.
-    int32_t block = 0;
-  };
-
   absl::StatusOr<SequenceRef> FindLocked(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static absl::Status CheckReopen(const Sequence& facts, const OpenArgs& args);
   // What the arguments mean here.
@@ -281,8 +277,8 @@ class Cache {
   absl::flat_hash_set<uint64_t> closed_ ABSL_GUARDED_BY(mu_);
   std::deque<uint64_t> closed_order_ ABSL_GUARDED_BY(mu_);
   FramePool pool_ ABSL_GUARDED_BY(mu_);
-  std::deque<QueuedBlock> to_seal_ ABSL_GUARDED_BY(mu_);  // In the order they became complete.
-  std::deque<QueuedBlock> in_host_ ABSL_GUARDED_BY(mu_);  // In the order they came there.
+  BlockQueue to_seal_ ABSL_GUARDED_BY(mu_);  // In the order they became complete.
+  BlockQueue in_host_ ABSL_GUARDED_BY(mu_);  // In the order they came there.
   uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t promised_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t metadata_bytes_ ABSL_GUARDED_BY(mu_) = 0;

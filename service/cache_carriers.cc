@@ -8,16 +8,12 @@ namespace ebbtide::service {
 
 std::optional<CarryPlan> Cache::PlanSeal() {
   const absl::MutexLock lock(&mu_);
-  while (!to_seal_.empty()) {
-    const QueuedBlock next = to_seal_.front();
-    to_seal_.pop_front();
-    SequenceRef sequence = next.sequence.lock();
-    if (sequence == nullptr || sequence->facts.is_closed) continue;
-
-    Sequence& facts = sequence->facts;
+  for (QueuedBlock next = to_seal_.Pop(); next.sequence != nullptr; next = to_seal_.Pop()) {
+    Sequence& facts = next.sequence->facts;
+    if (facts.is_closed) continue;
     const int32_t page_tokens = facts.geometry().page_tokens;
     const int32_t first = next.block * page_tokens;
-    CarryPlan plan{.sequence = sequence, .block = next.block, .key = facts.key(next.block)};
+    CarryPlan plan{.sequence = next.sequence, .block = next.block, .key = facts.key(next.block)};
     plan.positions.assign(facts.positions.begin() + first,
                           facts.positions.begin() + first + page_tokens);
     plan.slots.reserve(facts.lanes.size() * static_cast<size_t>(page_tokens));
@@ -38,13 +34,13 @@ bool Cache::CommitSeal(const CarryPlan& plan, std::optional<TierName> tier) {
   --facts.carriers;
   if (facts.is_closed) return tier.has_value();
   if (!tier.has_value()) {
-    to_seal_.push_front({plan.sequence, plan.block});
+    to_seal_.PushFront({plan.sequence, plan.block});
     return false;
   }
   Block& block = facts.blocks[static_cast<size_t>(plan.block)];
   block.stage = BlockStage::kSealed;
   block.tier = *tier;
-  if (*tier == TierName::kHost) in_host_.push_back({plan.sequence, plan.block});
+  if (*tier == TierName::kHost) in_host_.PushBack({plan.sequence, plan.block});
   --unsealed_;
   ++stats_.blocks_sealed;
   return false;
@@ -52,15 +48,13 @@ bool Cache::CommitSeal(const CarryPlan& plan, std::optional<TierName> tier) {
 
 std::optional<CarryPlan> Cache::PlanMoveDown() {
   const absl::MutexLock lock(&mu_);
-  while (!in_host_.empty()) {
-    const QueuedBlock oldest = in_host_.front();
-    in_host_.pop_front();
-    SequenceRef sequence = oldest.sequence.lock();
-    if (sequence == nullptr || sequence->facts.is_closed) continue;
-    ++sequence->facts.carriers;
-    return CarryPlan{.sequence = sequence,
+  for (QueuedBlock oldest = in_host_.Pop(); oldest.sequence != nullptr; oldest = in_host_.Pop()) {
+    Sequence& facts = oldest.sequence->facts;
+    if (facts.is_closed) continue;
+    ++facts.carriers;
+    return CarryPlan{.sequence = oldest.sequence,
                      .block = oldest.block,
-                     .key = sequence->facts.key(oldest.block),
+                     .key = facts.key(oldest.block),
                      .positions = {},
                      .slots = {}};
   }
@@ -72,7 +66,7 @@ bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) {
   Sequence& facts = plan.sequence->facts;
   --facts.carriers;
   if (facts.is_closed) return outcome == CarryOutcome::kMoved;
-  if (outcome == CarryOutcome::kRetry) in_host_.push_front({plan.sequence, plan.block});
+  if (outcome == CarryOutcome::kRetry) in_host_.PushFront({plan.sequence, plan.block});
   if (outcome != CarryOutcome::kMoved) return false;
   facts.blocks[static_cast<size_t>(plan.block)].tier = TierName::kRocksdb;
   ++stats_.blocks_moved_down;
