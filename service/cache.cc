@@ -39,6 +39,20 @@ absl::Status InFlight(std::string_view name, std::string_view what) {
                              " while another call is not yet answered; retry after its answer"));
 }
 
+uint64_t RecordBytes(const Model& model) {
+  return model.geometry.record(model.fingerprint).record_bytes();
+}
+
+// Host bytes of a sequence beside its lanes: itself, its layers, and its texts, of which the name
+// is kept twice. So little that it counts only where there are very many sequences.
+uint64_t MetadataBytesPerSequence(const OpenArgs& args, const Geometry& geometry) {
+  constexpr uint64_t kAround = 512;  // Nodes of maps, what malloc adds, and what was resolved.
+  return sizeof(OpenedSequence) + kAround +
+         static_cast<uint64_t>(geometry.layers) * (sizeof(Layer) + sizeof(RecallHistory)) +
+         2 * args.sequence.size() + args.model.size() + args.policy.size() + args.prefill.size() +
+         args.recall.size();
+}
+
 }  // namespace
 
 OpenedSequence::OpenedSequence(uint64_t number, const OpenArgs& args,
@@ -121,24 +135,38 @@ absl::StatusOr<Cache::Opening> Cache::Resolve(const OpenArgs& args) const {
       (opening.budget_tokens + opening.chunk_tokens + page_tokens - 1) / page_tokens + 1;
   const PolicySpec& spec = opening.policy.spec;
   opening.metadata_bytes =
+      MetadataBytesPerSequence(args, geometry) +
       static_cast<uint64_t>(geometry.lanes()) *
-      MetadataBytesPerLane(geometry.head_dim, geometry.group(), opening.frames * page_tokens,
-                           spec.is_windowed() ? spec.window : 0);
+          MetadataBytesPerLane(geometry.head_dim, geometry.group(), opening.frames * page_tokens,
+                               spec.is_windowed() ? spec.window : 0);
   return opening;
 }
 
-absl::StatusOr<uint64_t> Cache::MetadataToOpen(const OpenArgs& args) {
+absl::StatusOr<Cache::OpenNeed> Cache::NeedToOpen(const OpenArgs& args) {
   const absl::MutexLock lock(&mu_);
   if (const auto open = sequences_.find(args.sequence); open != sequences_.end()) {
     EBBTIDE_RETURN_IF_ERROR(CheckReopen(open->second->facts, args));
-    return uint64_t{0};
+    return OpenNeed{.record_bytes = RecordBytes(*open->second->model)};
   }
   EBBTIDE_ASSIGN_OR_RETURN(const Opening opening, Resolve(args));
-  return opening.metadata_bytes;
+  return OpenNeed{.metadata_bytes = opening.metadata_bytes,
+                  .record_bytes = RecordBytes(*opening.model)};
 }
 
-absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, std::byte* pool,
-                                          uint64_t charged_bytes) {
+absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening,
+                                  const LowerRoom& room) const {
+  if (promised_bytes_ <= room.Bytes(metadata_bytes_ + opening.metadata_bytes)) {
+    return absl::OkStatus();
+  }
+  return Refuse(
+      absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+      absl::StrCat("sequence \"", std::string(name), "\" would keep ", opening.metadata_bytes,
+                   " B for lanes, digests and score state in the host tier, where blocks of open ",
+                   "sequences are promised ", promised_bytes_, " of ", room.Bytes(metadata_bytes_),
+                   " B; close sequences, or raise the host or rocksdb budget"));
+}
+
+absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, const OpenGrant& grant) {
   const absl::MutexLock lock(&mu_);
   if (const auto open = sequences_.find(args.sequence); open != sequences_.end()) {
     Sequence& facts = open->second->facts;
@@ -149,7 +177,8 @@ absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, std::byte* pool,
     return again;
   }
   EBBTIDE_ASSIGN_OR_RETURN(const Opening opening, Resolve(args));
-  if (opening.metadata_bytes > charged_bytes) return InFlight(args.sequence, "opened");
+  if (opening.metadata_bytes > grant.charged_bytes) return InFlight(args.sequence, "opened");
+  EBBTIDE_RETURN_IF_ERROR(CheckPromises(args.sequence, opening, grant.room));
   EBBTIDE_ASSIGN_OR_RETURN(const uint64_t pool_offset, ReservePool(args.sequence, opening));
   auto sequence =
       std::make_shared<OpenedSequence>(next_number_++, args, opening.model, opening.policy);
@@ -172,7 +201,7 @@ absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, std::byte* pool,
                              LingerTokens(opening.budget_tokens, geometry.page_tokens));
     LaneMemory& memory = sequence->memory.emplace_back();
     memory.shape = geometry.page_shape();
-    memory.frames = pool + pool_offset + static_cast<uint64_t>(lane) * opening.lane_bytes();
+    memory.frames = grant.pool + pool_offset + static_cast<uint64_t>(lane) * opening.lane_bytes();
   }
   facts.answer = {.policy = PolicyText(opening.policy.spec),
                   .why = opening.policy.why,

@@ -123,16 +123,24 @@ class Cache {
   // --- what workers open and close
   absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
                                          std::string_view weights) ABSL_LOCKS_EXCLUDED(mu_);
-  // Host bytes that opening the sequence takes; 0 where it is open.
-  absl::StatusOr<uint64_t> MetadataToOpen(const OpenArgs& args) ABSL_LOCKS_EXCLUDED(mu_);
-  // `pool` is the device pool's memory. The caller has charged MetadataToOpen, and gives back what
-  // was not taken.
-  //   kUnavailable  CALL_IN_FLIGHT: it was open when asked what it takes, and was closed since
+  struct OpenNeed {
+    uint64_t metadata_bytes = 0;  // Of host memory; 0 where the sequence is open.
+    uint64_t record_bytes = 0;    // Of one of its blocks.
+  };
+  absl::StatusOr<OpenNeed> NeedToOpen(const OpenArgs& args) ABSL_LOCKS_EXCLUDED(mu_);
+  // The caller has charged the metadata of NeedToOpen, and gives back what was not taken.
+  //   kUnavailable        CALL_IN_FLIGHT: it was open when asked, and was closed since
+  //   kResourceExhausted  DEVICE_FULL; LOWER_TIERS_FULL: others' blocks are promised the room
+  struct OpenGrant {
+    std::byte* pool = nullptr;  // The device pool's memory.
+    uint64_t charged_bytes = 0;
+    LowerRoom room = {};
+  };
   struct Opened {
     OpenAnswer answer;
     uint64_t metadata_bytes = 0;
   };
-  absl::StatusOr<Opened> Open(const OpenArgs& args, std::byte* pool, uint64_t charged_bytes)
+  absl::StatusOr<Opened> Open(const OpenArgs& args, const OpenGrant& grant)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The caller gives back the host memory of the metadata that went.
   struct Truncated {
@@ -246,6 +254,8 @@ class Cache {
     }
   };
   absl::StatusOr<Opening> Resolve(const OpenArgs& args) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckPromises(std::string_view name, const Opening& opening,
+                             const LowerRoom& room) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The lanes' frames, as their offset in the device pool.
   absl::StatusOr<uint64_t> ReservePool(std::string_view name, const Opening& opening)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

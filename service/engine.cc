@@ -165,9 +165,12 @@ class PlainEngine final : public Engine {
 };
 
 absl::StatusOr<OpenAnswer> PlainEngine::Open(const OpenArgs& args) {
-  EBBTIDE_ASSIGN_OR_RETURN(const uint64_t reserved, cache_.MetadataToOpen(args));
+  EBBTIDE_ASSIGN_OR_RETURN(const Cache::OpenNeed need, cache_.NeedToOpen(args));
+  const uint64_t reserved = need.metadata_bytes;
   EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(reserved, parts_.clock.SinceStart() + kOpenPatience));
-  const auto opened = cache_.Open(args, pool_.bytes().data(), reserved);
+  const auto opened = cache_.Open(args, {.pool = pool_.bytes().data(),
+                                         .charged_bytes = reserved,
+                                         .room = mover_.RoomOf(need.record_bytes)});
   mover_.ReleaseHost(reserved - (opened.ok() ? opened->metadata_bytes : 0));
   EBBTIDE_RETURN_IF_ERROR(opened.status());
   return opened->answer;

@@ -43,9 +43,14 @@ class CacheOpenTest : public testing::Test {
             .budget_tokens = 64,
             .chunk_tokens = 32};
   }
+  absl::StatusOr<uint64_t> MetadataToOpen(const OpenArgs& args) {
+    EBBTIDE_ASSIGN_OR_RETURN(const Cache::OpenNeed need, cache_.NeedToOpen(args));
+    return need.metadata_bytes;
+  }
   absl::StatusOr<OpenAnswer> Open(const OpenArgs& args) {
-    EBBTIDE_ASSIGN_OR_RETURN(const uint64_t bytes, cache_.MetadataToOpen(args));
-    EBBTIDE_ASSIGN_OR_RETURN(const Cache::Opened opened, cache_.Open(args, pool_.data(), bytes));
+    EBBTIDE_ASSIGN_OR_RETURN(const uint64_t bytes, MetadataToOpen(args));
+    EBBTIDE_ASSIGN_OR_RETURN(const Cache::Opened opened,
+                             cache_.Open(args, {.pool = pool_.data(), .charged_bytes = bytes}));
     EXPECT_EQ(opened.metadata_bytes, bytes);
     return opened.answer;
   }
@@ -122,26 +127,32 @@ TEST_F(CacheOpenTest, NamesOfModelsAreLimited) {
 
 TEST_F(CacheOpenTest, WhatASequenceKeepsInHostMemoryIsCharged) {
   OpenArgs args = Args();
-  ASSERT_OK_AND_ASSIGN(const uint64_t plain, cache_.MetadataToOpen(args));
-  // In each of four lanes: three numbers for each of 64 + 32 + kPage slots.
-  EXPECT_EQ(plain, 4 * (sizeof(Lane) + sizeof(LaneMemory) + (64 + 32 + kPage) * 3 * 4));
+  ASSERT_OK_AND_ASSIGN(const uint64_t plain, MetadataToOpen(args));
+  // Itself, and in each of four lanes three numbers for each of 64 + 32 + kPage slots.
+  const size_t lanes = 4 * (sizeof(Lane) + sizeof(LaneMemory) + (64 + 32 + kPage) * 3 * 4);
+  EXPECT_GE(plain, sizeof(OpenedSequence) + lanes);
+  EXPECT_LE(plain, sizeof(OpenedSequence) + lanes + 1024);
+  args.sequence = std::string(100, 'a');  // Kept as its name and as what was asked for.
+  EXPECT_THAT(MetadataToOpen(args), test::IsOkAndHolds(plain + 2 * 99));
+  args = Args();
   args.policy = "snapkv(window=24)";
-  ASSERT_OK_AND_ASSIGN(const uint64_t windowed, cache_.MetadataToOpen(args));
+  ASSERT_OK_AND_ASSIGN(const uint64_t windowed, MetadataToOpen(args));
   const Geometry geometry = test::SmallGeometry();
   const auto query_bytes = static_cast<uint64_t>(geometry.group() * geometry.head_dim) * 4;
-  EXPECT_EQ(windowed, plain + 4 * 24 * (query_bytes + 4));
+  const size_t longer = args.policy.size() - Args().policy.size();
+  EXPECT_EQ(windowed, plain + longer + 4 * 24 * (query_bytes + 4));
 
   ASSERT_OK(Open(args).status());
 
   EXPECT_EQ(cache_.metadata_bytes(), windowed);
-  EXPECT_THAT(cache_.MetadataToOpen(args), test::IsOkAndHolds(0U));  // It is open.
+  EXPECT_THAT(MetadataToOpen(args), test::IsOkAndHolds(0U));  // It is open.
   cache_.CheckInvariants();
 }
 
 TEST_F(CacheOpenTest, SequenceWhoseHostMemoryIsNotChargedIsNotOpened) {
-  ASSERT_OK_AND_ASSIGN(const uint64_t bytes, cache_.MetadataToOpen(Args()));
+  ASSERT_OK_AND_ASSIGN(const uint64_t bytes, MetadataToOpen(Args()));
 
-  ExpectRefused(cache_.Open(Args(), pool_.data(), bytes - 1).status(),
+  ExpectRefused(cache_.Open(Args(), {.pool = pool_.data(), .charged_bytes = bytes - 1}).status(),
                 absl::StatusCode::kUnavailable, "CALL_IN_FLIGHT", "\"a\"");
 
   EXPECT_EQ(cache_.metadata_bytes(), 0U);

@@ -63,7 +63,9 @@ service::SequenceRef CacheStand::Open(const std::string& name, int32_t budget_to
                                    .policy = "streaming",
                                    .budget_tokens = static_cast<uint32_t>(budget_tokens),
                                    .chunk_tokens = static_cast<uint32_t>(chunk_tokens)},
-                                  pool_.data(), std::numeric_limits<uint64_t>::max());
+                                  {.pool = pool_.data(),
+                                   .charged_bytes = std::numeric_limits<uint64_t>::max(),
+                                   .room = kPlenty});
   EBBTIDE_CHECK(opened.ok(), "the sequence fits the pool");
   return *cache_.Find(name);
 }

@@ -99,6 +99,38 @@ TEST(FullHostTest, SequenceThatWouldKeepMoreThanTheHostHoldsIsNotOpened) {
   EXPECT_EQ(stand.engine().GetStats().tiers[1].used_bytes, used);
 }
 
+TEST(FullHostTest, RoomThatBlocksArePromisedIsTakenByNoSequenceThatOpens) {
+  const Tokens tokens{.geometry = test::SmallGeometry()};
+  test::SteppedExecutor carriers;  // Nothing is sealed yet.
+  EngineStand stand({.host_bytes = 512 << 10, .carriers = &carriers});
+  Worker worker(stand.engine(), tokens, "a");
+  worker.open = {.policy = "keydiff", .recall = "off", .budget_tokens = 2048, .chunk_tokens = 16};
+  ASSERT_OK(worker.Open().status());
+  absl::Status full;
+  for (int32_t first = 0; full.ok(); first += 16) {
+    full = worker
+               .StepAllLayers(
+                   {.first = first, .count = 16, .phase = Phase::kPrefill, .sends_queries = false})
+               .status;
+  }
+  ASSERT_EQ(ReasonOf(full), "LOWER_TIERS_FULL");
+  ASSERT_LT(stand.host_budget().used_bytes(), stand.host_budget().limit_bytes() / 2);
+
+  absl::Status refusal;
+  for (int n = 0; refusal.ok() && n < 200; ++n) {
+    Worker other(stand.engine(), tokens, "other " + std::to_string(n));
+    other.open = {.policy = "keydiff", .recall = "off", .budget_tokens = 48, .chunk_tokens = 32};
+    refusal = other.Open().status();
+  }
+
+  EXPECT_THAT(refusal, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("are promised")));
+  EXPECT_EQ(ReasonOf(refusal), "LOWER_TIERS_FULL");
+  stand.engine().CloseIdle();  // Kicks the carriers.
+  carriers.RunAll();
+  EXPECT_TRUE(stand.engine().Settle(absl::ZeroDuration())) << "a block found no room";
+  stand.engine().CheckInvariants();
+}
+
 // Slots first, host memory after: a call that waits for slots holds nothing others could use.
 TEST(ReservationTest, CallThatFindsNoSlotsNeverChargedTheHost) {
   const Tokens tokens{.geometry = test::SmallGeometry()};
