@@ -143,17 +143,18 @@ absl::StatusOr<StepItem> ReadItem(const v1::AttendItem& message) {
   return item;
 }
 
-// Status, lengths and, where there are queries, output, lse, both bounds and met.
+// Status, lengths and, where there are queries, output, lse, both bounds, met and pages lost.
 uint64_t AnswerBytes(const StepItem& item) {
   constexpr uint64_t kFixedBytes = 512;
+  constexpr uint64_t kLostPageBytes = 24;
   if (!item.q.has_value()) {
     return kFixedBytes;
   }
   const uint64_t outputs = item.q->bytes.size() / gpu::DtypeBytes(item.q->dtype);
   const auto tokens = static_cast<uint64_t>(item.q->shape[0]);
   const uint64_t rows = tokens * static_cast<uint64_t>(item.q->shape[1]);
-  return kFixedBytes + outputs * gpu::DtypeBytes(item.output_dtype) + rows * 3 * sizeof(float) +
-         tokens;
+  return kFixedBytes + kLostPagesNamed * kLostPageBytes +
+         outputs * gpu::DtypeBytes(item.output_dtype) + rows * 3 * sizeof(float) + tokens;
 }
 
 template <typename Request>

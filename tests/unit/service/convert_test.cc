@@ -227,9 +227,42 @@ TEST(ReadAttendTest, QueriesAreNeededAndKeysComeWithValues) {
 
 TEST(ReadAttendTest, AnswerIsForeseenToTheByteOfItsTensors) {
   const v1::AttendRequest request = AttendOf();  // 2 tokens, 6 heads, 8 channels
+  v1::AttendRequest narrow = request;
+  narrow.mutable_items(0)->set_output_dtype(v1::DTYPE_F16);
 
   const uint64_t tensors = 2 * 6 * 8 * 4 + 3 * 2 * 6 * 4 + 2;
-  EXPECT_EQ(ReadAttend(request)->answer_bytes, 512 + tensors);
+  EXPECT_GE(ReadAttend(request)->answer_bytes, tensors);
+  EXPECT_LE(ReadAttend(request)->answer_bytes, tensors + 4096);
+  EXPECT_EQ(ReadAttend(request)->answer_bytes - ReadAttend(narrow)->answer_bytes, 2 * 6 * 8 * 2);
+}
+
+TEST(ReadAttendTest, AnswerThatNamesAllThePagesItMayIsForeseen) {
+  const v1::AttendRequest request = AttendOf();
+  const absl::StatusOr<StepRequest> read = ReadAttend(request);
+  StepAnswer answer;
+  answer.length = kSequenceTokensMax;
+  answer.committed = kSequenceTokensMax;
+  answer.output.resize(2 * 6 * 8 * 4);
+  answer.lse.resize(2 * 6, 1);
+  answer.certificate = {.mass_bound = std::vector<float>(2 * 6, 1),
+                        .error_bound = std::vector<float>(2 * 6, 1),
+                        .met = {1, 0},
+                        .not_met_reason = "TIER_UNAVAILABLE"};
+  answer.lost.resize(kLostPagesNamed, {.kv_head = 1023,
+                                       .first_index = kSequenceTokensMax - 64,
+                                       .tokens = 64,
+                                       .tier = TierName::kRocksdb,
+                                       .is_corrupt = true});
+  for (const std::string_view rung : {"coarse", "fine", "exact"}) {
+    for (const TierName tier : {TierName::kDevice, TierName::kHost, TierName::kRocksdb}) {
+      answer.touched.push_back(
+          {.rung = rung, .tier = tier, .pages = uint64_t{1} << 30, .bytes = uint64_t{1} << 40});
+    }
+  }
+  v1::AttendResponse response;
+  WriteAttend(answer, read->items[0], *response.add_results());
+
+  EXPECT_LE(response.ByteSizeLong(), read->answer_bytes);
 }
 
 TEST(CheckNameTest, NamesArePrintableAndShort) {
