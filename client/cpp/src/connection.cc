@@ -15,7 +15,6 @@
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/slice.h>
 
-#include <chrono>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -185,8 +184,7 @@ struct Connection::Wire {
     while (true) {
       response->Clear();
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() +
-                           absl::ToChronoNanoseconds(attempts.remaining()));
+      context.set_deadline(absl::ToChronoTime(absl::Now() + attempts.remaining()));
       const grpc::Status answer = send(context);
       if (answer.ok()) return absl::OkStatus();
       absl::Status status = InOurWords(answer, TrailerReason(context), call, target);

@@ -74,6 +74,15 @@ TEST_F(ClientTest, NobodyAtTheEndpointNamesItAndTheFix) {
   EXPECT_EQ(ErrorReason(status), "UNREACHABLE");
 }
 
+TEST_F(ClientTest, WhoSetsNoTimeLimitWaitsAsLongAsItTakes) {
+  const Client client = Connect({.connect_timeout = absl::InfiniteDuration(),
+                                 .control_timeout = absl::InfiniteDuration(),
+                                 .data_timeout = absl::InfiniteDuration()});
+  const Sequence sequence = Open(client, "s");
+
+  EXPECT_OK(sequence.Append({.layer = 0}, {.k = Tokens(3), .v = Tokens(3)}).status());
+}
+
 TEST_F(ClientTest, ALostAppendIsRepeatedAndTakenOnce) {
   const Client client = Connect();
   const Sequence sequence = Open(client, "s");
