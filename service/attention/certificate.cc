@@ -358,7 +358,7 @@ double FormShare(const FormPart& form) {
   Point least{.value = kInfinity};
   least.TakeLeast({.value = alone.EachLine().top});
   least.TakeLeast({.value = alone.JointLine().top});
-  return form.mass * least.value;
+  return std::isinf(least.value) ? least.value : form.mass * least.value;
 }
 
 // With E the error, O the answer and F full attention over all heads: |E| <= tau / (1 + tau) |O|

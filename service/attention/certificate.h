@@ -70,6 +70,7 @@ struct RowBound {
 RowBound BoundRow(const RowBoundArgs& args);
 
 // What `form` alone adds to the error of its row, about: for choosing which form to read finer.
+// Infinite where its codes prove nothing, though its mass be 0; never NaN, since it is sorted by.
 double FormShare(const FormPart& form);
 
 // Is the true error of a token and layer proven to be at most `tau` of the true output, in l2 norm

@@ -359,6 +359,18 @@ TEST(CertificateTest, WithoutAPromiseNothingIsProven) {
   EXPECT_EQ(BoundRow({.lse = kNotANumber, .exact_mass = 1, .unread = pages}).error, kInfinity);
 }
 
+TEST(CertificateTest, FormThatProvesNothingComesFirstWhateverItsMass) {
+  for (const double mass : {0.0, 1e-300, 0.5}) {
+    EXPECT_EQ(FormShare({.mass = mass, .distance = 1, .value_error = kInfinity, .tokens = 16}),
+              kInfinity)
+        << mass;
+    EXPECT_EQ(FormShare({.mass = mass, .distance = 1, .logit_error = kInfinity, .tokens = 16}),
+              kInfinity)
+        << mass;
+  }
+  EXPECT_EQ(FormShare({.mass = 0, .distance = 1, .value_error = 1, .tokens = 16}), 0);
+}
+
 TEST(CertificateTest, IsMetComparesAllHeadsTogether) {
   const std::vector<double> norms = {3, 4};  // 5 together.
   const double limit = 0.02 / 1.02 * 5;
