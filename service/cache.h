@@ -227,7 +227,6 @@ class Cache {
   // Runs `update` on the counters.
   void Count(const std::function<void(Stats&)>& update) ABSL_LOCKS_EXCLUDED(mu_);
   Stats Counters() ABSL_LOCKS_EXCLUDED(mu_);
-  uint64_t promised_bytes() ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t metadata_bytes() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Stops the process where the model contradicts itself.

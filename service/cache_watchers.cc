@@ -125,11 +125,6 @@ Stats Cache::Counters() {
   return stats;
 }
 
-uint64_t Cache::promised_bytes() {
-  const absl::MutexLock lock(&mu_);
-  return promised_bytes_;
-}
-
 uint64_t Cache::metadata_bytes() {
   const absl::MutexLock lock(&mu_);
   return metadata_bytes_;

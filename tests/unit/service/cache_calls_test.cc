@@ -326,7 +326,7 @@ TEST_F(CacheCallsTest, FirstLayersCallReservesForTheOthers) {
   EXPECT_EQ(need.record_bytes, 2 * stand_.record_bytes());
   stand_.Place(first);
   stand_.Finish(first);
-  EXPECT_EQ(cache().promised_bytes(), need.record_bytes);
+  EXPECT_EQ((*cache().Find("a"))->facts.promised_bytes, need.record_bytes);
   EXPECT_EQ(cache().metadata_bytes(), at_open + need.metadata_bytes);
 
   const Ticket second = stand_.Begin("a", 1, 0, kPage + 1);
@@ -352,7 +352,7 @@ TEST_F(CacheCallsTest, FullLowerTiersRefuseTheFirstLayerWithNothingChanged) {
   EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kResourceExhausted,
                                      AllOf(HasSubstr("\"a\""), HasSubstr("2 more blocks"))));
   EXPECT_EQ(ReasonOf(status), "LOWER_TIERS_FULL");
-  EXPECT_EQ(cache().promised_bytes(), 0U);
+  EXPECT_EQ((*cache().Find("a"))->facts.promised_bytes, 0U);
   EXPECT_EQ(cache().metadata_bytes(), at_open);
   EXPECT_THAT(Resident(0, 0), IsEmpty());
   cache().Abandon(ticket);

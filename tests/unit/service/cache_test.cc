@@ -35,14 +35,15 @@ class CacheTest : public testing::Test {
             {.device_budget_bytes = pool_.size(), .default_recall = "off", .idle_timeout = kIdle},
             clock_) {
     EXPECT_OK(cache_.RegisterModel("m", test::SmallGeometry(), "").status());
-    EXPECT_OK(cache_
-                  .Open({.sequence = "a",
-                         .model = "m",
-                         .policy = "h2o",
-                         .budget_tokens = 64,
-                         .chunk_tokens = 64},
-                        pool_.data(), std::numeric_limits<uint64_t>::max())
-                  .status());
+    Open(std::numeric_limits<uint64_t>::max());
+  }
+
+  void Open(uint64_t charged_bytes) {
+    const OpenArgs args = {
+        .sequence = "a", .model = "m", .policy = "h2o", .budget_tokens = 64, .chunk_tokens = 64};
+    EXPECT_OK(
+        cache_.Open(args, {.pool = pool_.data(), .charged_bytes = charged_bytes, .room = kPlenty})
+            .status());
   }
 
   Ticket Begin(uint32_t layer, uint64_t first, int32_t tokens) {
@@ -76,6 +77,8 @@ class CacheTest : public testing::Test {
     }
   }
 
+  uint64_t Promised() { return (*cache_.Find("a"))->facts.promised_bytes; }
+
   test::FakeClock clock_;
   std::vector<std::byte> pool_;
   Cache cache_;
@@ -93,7 +96,7 @@ TEST_F(CacheTest, LayersOfOneStepThatComeTogetherNeedItsBlocksOnce) {
 
   EXPECT_EQ(by_first.blocks, 2);
   EXPECT_EQ(by_second.blocks, 0);
-  EXPECT_EQ(cache_.promised_bytes(), by_first.record_bytes);
+  EXPECT_EQ(Promised(), by_first.record_bytes);
   EXPECT_EQ(cache_.metadata_bytes(), at_open + by_first.metadata_bytes);
   Finish(first);
   Finish(second);
@@ -102,7 +105,7 @@ TEST_F(CacheTest, LayersOfOneStepThatComeTogetherNeedItsBlocksOnce) {
 
 TEST_F(CacheTest, TruncateGivesBackWhatTheBlocksItDropsTook) {
   Append(0, 18);
-  const uint64_t promised = cache_.promised_bytes();
+  const uint64_t promised = Promised();
   const uint64_t metadata = cache_.metadata_bytes();
 
   for (int round = 0; round < 3; ++round) {
@@ -110,13 +113,13 @@ TEST_F(CacheTest, TruncateGivesBackWhatTheBlocksItDropsTook) {
     const Cache::Need need = Place(ticket);
     Finish(ticket);
     ASSERT_EQ(need.blocks, 2);
-    ASSERT_EQ(cache_.promised_bytes(), promised + need.record_bytes);
+    ASSERT_EQ(Promised(), promised + need.record_bytes);
 
     const auto truncated = cache_.Truncate("a", 18);
 
     ASSERT_OK(truncated.status());
     EXPECT_EQ(truncated->metadata_bytes, need.metadata_bytes);
-    EXPECT_EQ(cache_.promised_bytes(), promised);
+    EXPECT_EQ(Promised(), promised);
     EXPECT_EQ(cache_.metadata_bytes(), metadata);
   }
   cache_.CheckInvariants();
@@ -194,14 +197,7 @@ TEST_F(CacheTest, WatchingASequenceDoesNotKeepItAlive) {
 TEST_F(CacheTest, OpeningAgainKeepsItAlive) {
   clock_.Advance(kIdle);
 
-  EXPECT_OK(cache_
-                .Open({.sequence = "a",
-                       .model = "m",
-                       .policy = "h2o",
-                       .budget_tokens = 64,
-                       .chunk_tokens = 64},
-                      pool_.data(), 0)
-                .status());
+  Open(0);
 
   EXPECT_THAT(cache_.Idle(), IsEmpty());
 }
