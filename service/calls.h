@@ -192,7 +192,7 @@ struct TierReport {
   uint64_t blocks = 0;
   uint64_t tokens = 0;
   uint64_t corrupt_pages = 0;
-  uint64_t digest_bytes = 0;
+  uint64_t metadata_bytes = 0;  // Lanes, digests, positions, score state.
   bool degraded = false;
   std::string degraded_why = {};
   std::string place = {};

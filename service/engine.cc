@@ -257,7 +257,7 @@ Stats PlainEngine::GetStats() {
                          .blocks = host.blocks,
                          .tokens = tokens.host,
                          .corrupt_pages = host.corrupt_pages + stats.corrupt_in_place,
-                         .digest_bytes = cache_.metadata_bytes(),
+                         .metadata_bytes = cache_.metadata_bytes(),
                          .degraded = false,
                          .degraded_why = "",
                          .place = "host memory"});
@@ -270,7 +270,7 @@ Stats PlainEngine::GetStats() {
                          .blocks = below.blocks,
                          .tokens = tokens.rocksdb,
                          .corrupt_pages = below.corrupt_pages,
-                         .digest_bytes = 0,
+                         .metadata_bytes = 0,
                          .degraded = !degraded.empty(),
                          .degraded_why = degraded,
                          .place = parts_.rocksdb_place});

@@ -209,7 +209,7 @@ void Space() {
       Settle(stand);
       double metadata = 0;
       for (const service::TierReport& tier : stand.engine().GetStats().tiers)
-        metadata += static_cast<double>(tier.digest_bytes);
+        metadata += static_cast<double>(tier.metadata_bytes);
       const auto token_bytes = static_cast<double>(TokenBytes(geometry));
       std::printf("%-14s %6d %14.3f %14.3f\n", policy, head_dim,
                   metadata / (token_bytes * feeder.length()),

@@ -34,7 +34,7 @@ Json ToJson(const client::TierStats& tier) {
           {"blocks", tier.blocks},
           {"tokens", tier.tokens},
           {"corrupt_pages", tier.corrupt_pages},
-          {"digest_bytes", tier.digest_bytes},
+          {"metadata_bytes", tier.metadata_bytes},
           {"degraded", tier.degraded},
           {"degraded_why", tier.degraded_why},
           {"place", tier.place}};

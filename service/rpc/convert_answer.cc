@@ -75,7 +75,7 @@ void WriteTier(const TierReport& tier, v1::TierStats& message) {
   message.set_blocks(tier.blocks);
   message.set_tokens(tier.tokens);
   message.set_corrupt_pages(tier.corrupt_pages);
-  message.set_digest_bytes(tier.digest_bytes);
+  message.set_metadata_bytes(tier.metadata_bytes);
   message.set_degraded(tier.degraded);
   message.set_degraded_why(tier.degraded_why);
   message.set_place(tier.place);

@@ -43,7 +43,7 @@ TierStats TierFromWire(const v1::TierStats& wire) {
           .blocks = wire.blocks(),
           .tokens = wire.tokens(),
           .corrupt_pages = wire.corrupt_pages(),
-          .digest_bytes = wire.digest_bytes(),
+          .metadata_bytes = wire.metadata_bytes(),
           .degraded = wire.degraded(),
           .degraded_why = wire.degraded_why(),
           .place = wire.place()};

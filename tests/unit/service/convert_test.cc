@@ -510,7 +510,7 @@ TEST(WriteStatsTest, NoFieldIsForgotten) {
                          .blocks = 3,
                          .tokens = 4,
                          .corrupt_pages = 5,
-                         .digest_bytes = 6,
+                         .metadata_bytes = 6,
                          .degraded = true,
                          .degraded_why = "disk full",
                          .place = "memory"}},

@@ -196,7 +196,7 @@ struct TierStats {
   uint64_t blocks = 0;
   uint64_t tokens = 0;  // Lane-tokens whose authoritative copy lies here.
   uint64_t corrupt_pages = 0;
-  uint64_t digest_bytes = 0;
+  uint64_t metadata_bytes = 0;  // Host only: lanes, digests, positions, score state.
   bool degraded = false;
   std::string degraded_why = {};
   std::string place = {};
