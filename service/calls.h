@@ -74,7 +74,6 @@ struct StepItem {
 struct StepCall {
   uint32_t layer = 0;
   Phase phase = Phase::kDecode;
-  bool prompt_end = false;
   absl::Duration deadline = absl::InfiniteDuration();  // On the steady clock: Clock::SinceStart().
 };
 

@@ -159,14 +159,14 @@ uint64_t AnswerBytes(const StepItem& item) {
 
 template <typename Request>
 absl::StatusOr<StepCall> ReadCall(const Request& message) {
-  StepCall call{.layer = message.layer(), .prompt_end = message.prompt_end()};
+  StepCall call{.layer = message.layer()};
   if (message.phase() != v1::PHASE_PREFILL && message.phase() != v1::PHASE_DECODE) {
     return Invalid("PHASE_UNKNOWN",
                    absl::StrFormat("phase is %d; say PHASE_PREFILL (1) or PHASE_DECODE (2)",
                                    static_cast<int>(message.phase())));
   }
   call.phase = message.phase() == v1::PHASE_PREFILL ? Phase::kPrefill : Phase::kDecode;
-  if (call.prompt_end && call.phase == Phase::kDecode) {
+  if (message.prompt_end() && call.phase == Phase::kDecode) {
     return Invalid("PHASE_UNKNOWN",
                    "prompt_end marks the last call of PHASE_PREFILL; this call is "
                    "PHASE_DECODE");

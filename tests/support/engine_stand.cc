@@ -243,7 +243,6 @@ service::StepAnswer Worker::Step(const Call& call) {
   return engine_
       .Step({.layer = static_cast<uint32_t>(call.layer),
              .phase = call.phase,
-             .prompt_end = call.prompt_end,
              .deadline = clock_.SinceStart() + call.patience},
             {&item, 1})
       .front();

@@ -111,7 +111,6 @@ class Worker {
     int32_t first = 0;
     int32_t count = 1;
     service::Phase phase = service::Phase::kDecode;
-    bool prompt_end = false;
     bool sends_queries = true;
     bool appends = true;
     bool require_met = false;

@@ -89,7 +89,6 @@ TEST(ReadAppendTest, TensorsAreLookedAtWhereTheMessageHoldsThem) {
   ASSERT_THAT(step, IsOk());
   EXPECT_EQ(step->call.layer, 4);
   EXPECT_EQ(step->call.phase, Phase::kPrefill);
-  EXPECT_TRUE(step->call.prompt_end);
   ASSERT_EQ(step->items.size(), 1);
   const StepItem& item = step->items[0];
   EXPECT_EQ(item.sequence, "a");

@@ -53,8 +53,7 @@ std::vector<StepAnswer> Play(EngineStand& stand, const Asked& asked) {
   worker.open.recall = asked.recall;
   EXPECT_OK(worker.Open());
   std::vector<StepAnswer> answers;
-  answers.push_back(worker.StepAllLayers(
-      {.first = 0, .count = 80, .phase = Phase::kPrefill, .prompt_end = true}));
+  answers.push_back(worker.StepAllLayers({.first = 0, .count = 80, .phase = Phase::kPrefill}));
   for (int32_t token = 80; token < 86; ++token) {
     stand.Settle();
     answers.push_back(worker.StepAllLayers({.first = token}));

@@ -66,10 +66,8 @@ class EngineTest : public testing::Test {
     ASSERT_OK(worker.Open().status());
     for (int32_t first = 0; first < prompt; first += 32) {
       const int32_t count = std::min(32, prompt - first);
-      const StepAnswer answer = worker.StepAllLayers({.first = first,
-                                                      .count = count,
-                                                      .phase = Phase::kPrefill,
-                                                      .prompt_end = first + count == prompt});
+      const StepAnswer answer =
+          worker.StepAllLayers({.first = first, .count = count, .phase = Phase::kPrefill});
       ASSERT_OK(answer.status);
       *violations +=
           ErrorsOf(answer, tokens_, tokens_.geometry.layers - 1, first + count - 1, count)

@@ -49,13 +49,11 @@ class RecallOrderTest : public testing::TestWithParam<const char*> {
                    .chunk_tokens = 64};
     ASSERT_OK(worker.Open().status());
     for (int32_t first = 0; first < kPrompt; first += 64) {
-      ASSERT_OK(worker
-                    .StepAllLayers({.first = first,
-                                    .count = 64,
-                                    .phase = Phase::kPrefill,
-                                    .prompt_end = first + 64 == kPrompt,
-                                    .sends_queries = false})
-                    .status);
+      ASSERT_OK(
+          worker
+              .StepAllLayers(
+                  {.first = first, .count = 64, .phase = Phase::kPrefill, .sends_queries = false})
+              .status);
       stand.Settle();
     }
     for (int32_t index = kPrompt; index < kPrompt + kDecoded; ++index) {

@@ -168,7 +168,6 @@ class RecallTraceTest : public testing::Test {
     return engine
         .Step({.layer = static_cast<uint32_t>(layer),
                .phase = count > 1 || prompt_end ? Phase::kPrefill : Phase::kDecode,
-               .prompt_end = prompt_end,
                .deadline = SteadyClock().SinceStart() + absl::Seconds(60)},
               {&item, 1})
         .front();

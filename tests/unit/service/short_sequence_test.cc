@@ -68,8 +68,8 @@ TEST_P(ShortSequenceTest, IsAnsweredInFullAndReadBackWhole) {
     worker.open = {.policy = GetParam(), .recall = "bounded(0.02)", .budget_tokens = 64};
     ASSERT_OK(worker.Open().status());
     for (int layer = 0; layer < tokens_.geometry.layers; ++layer) {
-      const StepAnswer answer = worker.Step(
-          {.layer = layer, .count = prompt, .phase = Phase::kPrefill, .prompt_end = true});
+      const StepAnswer answer =
+          worker.Step({.layer = layer, .count = prompt, .phase = Phase::kPrefill});
       ExpectFull(answer, layer, prompt - 1, prompt);
     }
     for (int32_t index = prompt; index < prompt + kSteps; ++index) {

@@ -114,7 +114,7 @@ struct OpenedSequence {
 struct Step {
   uint32_t layer = 0;
   Phase phase = Phase::kDecode;
-  bool prompt_end = false;  // The last prefill call of this turn.
+  bool prompt_end = false;  // The last prefill call of this turn; changes nothing yet.
 };
 
 struct AppendResult {
