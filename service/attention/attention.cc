@@ -45,6 +45,28 @@ absl::Duration ReadUntil(absl::Duration deadline, absl::Duration now) {
   return deadline - std::min((deadline - now) / 8, absl::Milliseconds(100));
 }
 
+// A call's queries may be answered in several tiles, which look at the same pages.
+void NoteWork(std::span<const LaneAnswer> lanes, const RecallResult& result, StepAnswer& answer) {
+  uint64_t absent = 0;
+  for (const LaneAnswer& lane : lanes) absent += lane.pages().size();
+  answer.absent_pages = std::max(answer.absent_pages, absent);
+  for (const TouchedRung& touched : result.touched) {
+    const auto same = std::ranges::find_if(answer.touched, [&](const TouchedRung& noted) {
+      return noted.rung == touched.rung && noted.tier == touched.tier;
+    });
+    if (same == answer.touched.end()) {
+      answer.touched.push_back(touched);
+      continue;
+    }
+    same->pages += touched.pages;
+    same->bytes += touched.bytes;
+  }
+  for (const LostPage& lost : result.lost) {
+    const bool is_named = std::ranges::find(answer.lost, lost) != answer.lost.end();
+    if (!is_named && answer.lost.size() < kLostPagesNamed) answer.lost.push_back(lost);
+  }
+}
+
 }  // namespace
 
 struct Attention::Work {
@@ -319,12 +341,7 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
               .history = work.sequence().recall_history[static_cast<size_t>(work.ticket.layer)],
               .deadline = work.read_until});
   EBBTIDE_RETURN_IF_ERROR(result.status);
-  for (const LaneAnswer& lane : lanes) work.answer.absent_pages += lane.pages().size();
-  for (TouchedRung& touched : result.touched) work.answer.touched.push_back(touched);
-  for (const LostPage& lost : result.lost) {
-    const bool is_named = std::ranges::find(work.answer.lost, lost) != work.answer.lost.end();
-    if (!is_named && work.answer.lost.size() < kLostPagesNamed) work.answer.lost.push_back(lost);
-  }
+  NoteWork(lanes, result, work.answer);
   cache_.Count([&](Stats& stats) {
     for (const TouchedRung& touched : result.touched) {
       stats.pages_recalled += touched.pages;

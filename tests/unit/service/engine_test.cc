@@ -9,7 +9,9 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -180,6 +182,34 @@ TEST_F(EngineTest, WhatAnswersReadIsCounted) {
   const Stats after = engine_.engine().GetStats();
   EXPECT_EQ(after.pages_recalled - before.pages_recalled, pages);
   EXPECT_EQ(after.bytes_recalled - before.bytes_recalled, bytes);
+}
+
+// Logits of 512 queries of 16 heads over 1,100 slots are too many to keep: they come in tiles.
+TEST_F(EngineTest, PagesOfACallInTilesAreNamedOnce) {
+  Geometry geometry = SmallGeometry();
+  geometry.layers = 1;
+  geometry.query_heads = 16;
+  geometry.kv_heads = 1;
+  const Tokens tokens{.geometry = geometry};
+  EngineStand stand;
+  Worker worker(stand.engine(), tokens, "a");
+  worker.open = {.policy = "h2o", .recall = "exact", .budget_tokens = 64};
+  ASSERT_OK(worker.Open().status());
+  ASSERT_OK(worker.Step({.count = 512, .phase = Phase::kPrefill}).status);
+  stand.Settle();
+
+  const StepAnswer answer = worker.Step({.first = 512, .count = 512, .phase = Phase::kPrefill});
+
+  ASSERT_OK(answer.status);
+  EXPECT_GT(answer.absent_pages, 0U);
+  EXPECT_LE(answer.absent_pages, 32U);  // Those of the first call.
+  std::set<std::pair<std::string_view, TierName>> kinds;
+  uint64_t pages = 0;
+  for (const TouchedRung& touched : answer.touched) {
+    EXPECT_TRUE(kinds.emplace(touched.rung, touched.tier).second);
+    pages += touched.pages;
+  }
+  EXPECT_GT(pages, answer.absent_pages);  // Each tile read them.
 }
 
 TEST_F(EngineTest, PagesFoundDamagedInHostMemoryAreCountedAndNeverUsed) {
