@@ -52,6 +52,7 @@ struct Runner {
   void operator()(std::span<const WeightedValueArgs> lanes) const {
     Each(lanes, &WeightedValueCpu);
   }
+  void operator()(std::span<const WindowArgs> lanes) const { Each(lanes, &WindowCpu); }
   void operator()(std::span<const ZeroArgs> ranges) const { Each(ranges, &ZeroCpu); }
 
   template <class Args>

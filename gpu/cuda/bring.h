@@ -128,6 +128,13 @@ inline void Bring(WeightedValueArgs& args, CarriedArrays& arrays) {
   arrays.Out(args.output);
 }
 
+inline void Bring(WindowArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  arrays.In(args.query);
+  arrays.In(args.query_index);
+  arrays.Out(args.mass);
+}
+
 inline void Bring(ZeroArgs& args, CarriedArrays& arrays) {
   arrays.Out(args.bytes);
 }

@@ -123,6 +123,9 @@ struct Runner {
   absl::Status operator()(std::span<const ValueDistanceArgs> lanes) const {
     return Each(lanes, &ValueDistanceCuda);
   }
+  absl::Status operator()(std::span<const WindowArgs> lanes) const {
+    return Each(lanes, &WindowCuda);
+  }
   absl::Status operator()(std::span<const ZeroArgs> lanes) const { return Each(lanes, &ZeroCuda); }
   absl::Status operator()(std::span<const DamageArgs> lanes) const {
     return Each(lanes, &DamageCuda);

@@ -28,6 +28,7 @@
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
 #include "gpu/kernels/select.h"
+#include "gpu/kernels/window.h"
 
 namespace ebbtide::gpu {
 
@@ -50,6 +51,7 @@ absl::Status MaxPoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
 absl::Status MergeCuda(std::span<const MergeArgs> lanes, CudaStream& stream);
 absl::Status ValueDistanceCuda(std::span<const ValueDistanceArgs> lanes, CudaStream& stream);
 absl::Status WeightedValueCuda(std::span<const WeightedValueArgs> lanes, CudaStream& stream);
+absl::Status WindowCuda(std::span<const WindowArgs> lanes, CudaStream& stream);
 
 struct SelectCudaArgs {
   SelectArgs select;

@@ -27,6 +27,21 @@ cudaError_t Enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaSt
   return cudaGetLastError();
 }
 
+// sum += a b on tensor cores, by all threads of a warp together: a has 16 rows and b 8 columns of
+// 16 f16, two to a register. Which thread holds what is in the PTX ISA, "mma.m16n8k16": with g the
+// thread / 4 and c its number % 4 * 2, and c + 1 beside c in a register,
+//   a    rows g and g + 8 of channels from c, then both of channels from c + 8
+//   b    channels from c, then those from c + 8, of column g
+//   sum  row g of columns c and c + 1, then row g + 8
+__device__ __forceinline__ void MultiplyAdd16x8x16(float (&sum)[4], const unsigned (&a)[4],
+                                                   const unsigned (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 }  // namespace ebbtide::gpu
 
 #else
@@ -46,6 +61,11 @@ cudaError_t Enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaSt
   return ::cuemu::Enqueue(stream, [=] {
     ::cuemu::RunGrid(grid, block, [&] { kernel(static_cast<Parameters>(arguments)...); });
   });
+}
+
+inline void MultiplyAdd16x8x16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                               const ::cuemu::Place& place = ::cuemu::Place::Here()) {
+  ::cuemu::MultiplyAdd16x8x16(sum, a, b, place);
 }
 
 }  // namespace ebbtide::gpu

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much attention each slot draws: the base of h2o, tova and snapkv.
+// How much attention each slot draws, of rows whose logits are there: the base of h2o and tova. And
+// snapkv's pooling, whose windows are window.h's.
 // Tested by tests/unit/gpu/mass_test.cc.
 
 #pragma once
@@ -26,8 +27,7 @@ struct MassArgs {
 //             has reached 1e3 no longer feels 1e-5
 //   Repeats   bit for bit, for one build and SIMD target or GPU
 //   Cost      reads each logit once
-//   Source    H2O arXiv:2306.14048 (all queries), TOVA arXiv:2401.06104 (last row), SnapKV
-//             arXiv:2404.14469 (a window)
+//   Source    H2O arXiv:2306.14048 (all queries), TOVA arXiv:2401.06104 (last row)
 void MassReference(const MassArgs& args);
 void MassCpu(const MassArgs& args);
 

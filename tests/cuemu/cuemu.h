@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "tests/cuemu/machine.h"
+#include "tests/cuemu/mma.h"
 #include "tests/cuemu/runtime.h"
 
 // One block runs at a time, so its shared memory may be static.
@@ -88,6 +89,20 @@ T Reduce(const Place& place, unsigned mask, T value, Op /*op*/) {
                               if ((lanes >> l & 1U) != 0) *out[l] = joined;
                             }
                           });
+}
+
+// mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32, with sum as both of its accumulators.
+inline void MultiplyAdd16x8x16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                               const Place& place) {
+  Fragments mine{.sum = {sum[0], sum[1], sum[2], sum[3]},
+                 .a = {a[0], a[1], a[2], a[3]},
+                 .b = {b[0], b[1]},
+                 .place = place};
+  mine = Collective<Fragments, Fragments>(
+      place, 0xFFFFFFFFU, mine,
+      [](unsigned lanes, const Fragments* const* in, Fragments* const* out)
+          CUEMU_UNSEEN { MultiplyAddFragments(lanes, in, out); });
+  for (int i = 0; i < 4; ++i) sum[i] = mine.sum[i];
 }
 
 template <class T, class Next>

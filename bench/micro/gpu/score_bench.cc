@@ -22,10 +22,13 @@
 
 #include "bench/micro/gpu/measure.h"
 #include "bench/micro/gpu/streaming_read.h"
+#include "gpu/kernels/attend.h"
 #include "gpu/kernels/bound.h"
 #include "gpu/kernels/damage.h"
 #include "gpu/kernels/digest.h"
 #include "gpu/kernels/geometry.h"
+#include "gpu/kernels/mass.h"
+#include "gpu/kernels/window.h"
 
 namespace ebbtide::bench {
 namespace {
@@ -196,6 +199,86 @@ void BM_KeyDiff(benchmark::State& state, const Case& shape) {
           [&](int lane) { KeyDiffCpu(lanes.Geometry(lane, score)); });
 }
 
+// A window of `rows` / 4 queries of four heads, the lane's last tokens; and what snapkv did before
+// there was a kernel for it: attend with logits, then mass.
+class Window {
+ public:
+  Window(const Case& shape, const Lanes& lanes) : shape_(shape), lanes_(lanes) {
+    std::mt19937_64 random(kSeed);
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < shape.rows * shape.head_dim; ++i) query_.push_back(normal(random));
+    for (int m = 0; m < queries(); ++m) query_index_.push_back(kTokens - queries() + m);
+  }
+
+  gpu::WindowArgs Args(int lane, std::span<float> mass) const {
+    return {.dtype = shape_.dtype,
+            .head_dim = shape_.head_dim,
+            .group = kGroup,
+            .queries = queries(),
+            .scale = scale(),
+            .extents = lanes_.extents(lane),
+            .query = query_,
+            .query_index = query_index_,
+            .mass = mass};
+  }
+  void AttendAndMass(int lane, std::span<float> mass) const {
+    std::vector<float> output(query_.size());
+    std::vector<float> lse(static_cast<size_t>(shape_.rows));
+    std::vector<float> logits(lse.size() * kTokens);
+    std::vector<double> sum(kTokens);
+    gpu::AttendCpu({.dtype = shape_.dtype,
+                    .head_dim = shape_.head_dim,
+                    .group = kGroup,
+                    .queries = queries(),
+                    .scale = scale(),
+                    .extents = lanes_.extents(lane),
+                    .query = query_,
+                    .query_index = query_index_,
+                    .output = output,
+                    .lse = lse,
+                    .logits = logits});
+    gpu::MassCpu({.group = kGroup,
+                  .queries = queries(),
+                  .slots = kTokens,
+                  .logits = logits,
+                  .lse = lse,
+                  .mass = sum});
+    std::ranges::transform(sum, mass.begin(), [](double x) { return static_cast<float>(x); });
+  }
+
+ private:
+  static constexpr int kGroup = 4;
+  int queries() const { return shape_.rows / kGroup; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape_.head_dim)); }
+  Case shape_;
+  const Lanes& lanes_;
+  std::vector<float> query_;
+  std::vector<int32_t> query_index_;
+};
+
+void MeasureWindow(benchmark::State& state, const Case& shape, bool is_one_kernel) {
+  const Lanes lanes(shape);
+  const Window window(shape, lanes);
+  std::vector<float> mass(kTokens), expected(kTokens);
+  const auto run = [&](int lane) {
+    if (is_one_kernel) {
+      WindowCpu(window.Args(lane, mass));
+    } else {
+      window.AttendAndMass(lane, mass);
+    }
+  };
+  run(0);
+  WindowReference(window.Args(0, expected));
+  ExpectNear("window", mass, expected, 1e-5, 1e-30);
+  Measure(state, lanes.count(), lanes.value_bytes(), run);
+}
+void BM_Window(benchmark::State& state, const Case& shape) {
+  MeasureWindow(state, shape, true);
+}
+void BM_AttendAndMass(benchmark::State& state, const Case& shape) {
+  MeasureWindow(state, shape, false);
+}
+
 // Digests of `page` i of the pool.
 void BM_Digest(benchmark::State& state, const Case& shape) {
   FillPool(shape.dtype);
@@ -322,6 +405,12 @@ void RegisterCases() {
       }
       Register("bound", BM_Bound, {Dtype::kF16, head_dim, rows});
       Register("value_distance", BM_ValueDistance, {Dtype::kF16, head_dim, rows});
+    }
+    for (const int rows : {32, 128}) {
+      for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+        Register("window", BM_Window, {dtype, head_dim, rows});
+        Register("attend_and_mass", BM_AttendAndMass, {dtype, head_dim, rows});
+      }
     }
   }
 }

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "gpu/kernels/attend.h"
 #include "gpu/kernels/mass.h"
+#include "gpu/kernels/window.h"
 #include "service/policy/scorers/scorers.h"
 
 namespace ebbtide::service {
@@ -52,45 +52,28 @@ class SnapKvScorer final : public Scorer {
     // Per lane: the window's rows, and what they draw within the working set alone.
     struct Window {
       std::vector<float> query;  // [group, queries, head_dim]
-      std::vector<float> output;
-      std::vector<float> lse;     // [group, queries]
-      std::vector<float> logits;  // [group, queries, slots]
-      std::vector<double> mass;   // [slots]
+      std::vector<float> mass;   // [slots]
     };
     std::vector<Window> windows(lanes.size());
-    std::vector<gpu::AttendArgs> attends;
-    std::vector<gpu::MassArgs> masses;
+    std::vector<gpu::WindowArgs> asked;
     for (size_t l = 0; l < lanes.size(); ++l) {
       const auto& [set, memory] = lanes[l];
       if (memory.window_index.empty()) continue;  // Nothing asked yet: all tokens are alike.
       Window& window = windows[l];
       window.query = WindowQueries(memory, set.group);
-      window.output.resize(window.query.size());
-      window.lse.resize(window.query.size() / static_cast<size_t>(memory.shape.head_dim));
-      window.logits.resize(window.lse.size() * set.slot_index.size());
       window.mass.resize(set.slot_index.size());
-      const auto queries = static_cast<int>(memory.window_index.size());
-      attends.push_back({.dtype = memory.shape.dtype,
-                         .head_dim = memory.shape.head_dim,
-                         .group = set.group,
-                         .queries = queries,
-                         .scale = set.scale,
-                         .extents = set.extents,
-                         .query = window.query,
-                         .query_index = memory.window_index,
-                         .output = window.output,
-                         .lse = window.lse,
-                         .logits = window.logits});
-      masses.push_back({.group = set.group,
-                        .queries = queries,
-                        .slots = static_cast<int>(set.slot_index.size()),
-                        .logits = window.logits,
-                        .lse = window.lse,
-                        .mass = window.mass});
+      asked.push_back({.dtype = memory.shape.dtype,
+                       .head_dim = memory.shape.head_dim,
+                       .group = set.group,
+                       .queries = static_cast<int>(memory.window_index.size()),
+                       .scale = set.scale,
+                       .extents = set.extents,
+                       .query = window.query,
+                       .query_index = memory.window_index,
+                       .mass = window.mass});
     }
-    if (attends.empty()) return absl::OkStatus();
-    EBBTIDE_RETURN_IF_ERROR(tools.device.Run(attends));
-    EBBTIDE_RETURN_IF_ERROR(tools.device.Run(masses));
+    if (asked.empty()) return absl::OkStatus();
+    EBBTIDE_RETURN_IF_ERROR(tools.device.Run(asked));
     tools.parallel.Run(static_cast<int>(lanes.size()), [&](int lane) {
       const auto l = static_cast<size_t>(lane);
       if (!windows[l].mass.empty()) Pool(lanes[l].set.slot_index, windows[l].mass, score[l]);
@@ -115,7 +98,7 @@ class SnapKvScorer final : public Scorer {
   }
 
   // Max-pooled over neighbouring keepers, in order of index.
-  void Pool(std::span<const int32_t> slot_index, std::span<const double> mass,
+  void Pool(std::span<const int32_t> slot_index, std::span<const float> mass,
             std::span<float> score) const {
     std::vector<std::pair<int32_t, size_t>> order;  // (token index, slot)
     for (size_t s = 0; s < mass.size(); ++s) {
@@ -123,7 +106,7 @@ class SnapKvScorer final : public Scorer {
     }
     std::ranges::sort(order);
     std::vector<float> by_index;
-    for (const auto& [index, slot] : order) by_index.push_back(static_cast<float>(mass[slot]));
+    for (const auto& [index, slot] : order) by_index.push_back(mass[slot]);
     std::vector<float> pooled(by_index.size());
     gpu::MaxPool({.kernel = kernel_, .mass = by_index, .pooled = pooled});
     for (size_t i = 0; i < order.size(); ++i) score[order[i].second] = pooled[i];

@@ -316,6 +316,22 @@ TEST_P(BackendTest, MassAddsAsTheReference) {
   ExpectReference<MassArgs, double>(lanes, lanes, &MassReference, {&MassArgs::mass}, 1e-6);
 }
 
+TEST_P(BackendTest, WindowAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<WindowArgs> lanes;
+  for (const auto& lane : asked) {
+    lanes.push_back({.dtype = lane->lane.options().dtype,
+                     .head_dim = lane->lane.options().head_dim,
+                     .group = static_cast<int>(lane->rows),
+                     .scale = 0.2F,
+                     .extents = lane->extents,
+                     .query = lane->query,
+                     .query_index = std::span(lane->query_index).first(1),
+                     .mass = lane->slot_result});
+  }
+  ExpectReference<WindowArgs, float>(lanes, lanes, &WindowReference, {&WindowArgs::mass}, 1e-5);
+}
+
 TEST_P(BackendTest, MergeJoinsAsTheReference) {
   const auto asked = AskedLanes();
   const std::vector<float> part_output(3 * 24, 0.25F), part_lse(3, 0.5F);

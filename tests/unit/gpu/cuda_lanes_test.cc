@@ -195,6 +195,64 @@ TEST_F(CudaLanesTest, MassAndPoolGiveALaneTheSameBitsAloneAndInCompany) {
   }
 }
 
+// Windows of lanes of several shapes.
+class CudaWindowsTest : public CudaLanesTest {
+ protected:
+  CudaWindowsTest() {
+    for (const auto& [dtype, head_dim, slots, queries] : {std::tuple(Dtype::kF16, 64, 700, 9),
+                                                          {Dtype::kF16, 64, 1, 1},
+                                                          {Dtype::kF16, 64, 300, 0},
+                                                          {Dtype::kF32, 130, 257, 5},
+                                                          {Dtype::kF16, 64, 320, 40},
+                                                          {Dtype::kF16, 33, 100, 2}}) {
+      calls_.push_back(std::make_unique<AttendCall>(dtype, head_dim, slots, queries, random_));
+      mass_.emplace_back(calls_.back()->lane.slots(), -1.0F);
+    }
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      AttendCall& call = *calls_[i];
+      windows_.push_back({.dtype = call.lane.options().dtype,
+                          .head_dim = call.lane.options().head_dim,
+                          .group = 2,
+                          .queries = call.queries,
+                          .scale = 0.125F,
+                          .extents = call.lane.extents(),
+                          .query = call.query,
+                          .query_index = call.query_index,
+                          .mass = mass_[i]});
+    }
+  }
+
+  std::mt19937_64 random_{test::RandomSeed()};
+  std::vector<std::unique_ptr<AttendCall>> calls_;
+  std::vector<std::vector<float>> mass_;
+  std::vector<WindowArgs> windows_;
+};
+
+TEST_F(CudaWindowsTest, GiveALaneTheSameBitsAloneAndInAnyCompanyAndOrder) {
+  for (const WindowArgs& window : windows_) WindowOnCuda(window);
+  const std::vector<std::vector<float>> alone = mass_;
+  for (const uint32_t seed : kSeeds) {
+    cuemu::SetSeed(seed);
+    for (std::vector<float>& each : mass_) each.assign(each.size(), -1.0F);
+    RunOnCuda<WindowArgs>(&WindowCuda, windows_);
+
+    EXPECT_EQ(mass_, alone) << "seed " << seed;
+  }
+}
+
+TEST_F(CudaWindowsTest, TakeSeveralLaunchesWhereScratchIsShort) {
+  RunOnCuda<WindowArgs>(&WindowCuda, windows_);
+  const std::vector<std::vector<float>> at_once = mass_;
+  for (std::vector<float>& each : mass_) each.assign(each.size(), -1.0F);
+  const auto stream = CudaStream::Make(size_t{16} << 10);  // Room for two or three of them.
+  ASSERT_TRUE(stream.ok());
+
+  ASSERT_TRUE(WindowCuda(windows_, **stream).ok());
+  ASSERT_TRUE((*stream)->Wait().ok());
+
+  EXPECT_EQ(mass_, at_once);
+}
+
 // Rows of one lane's tokens, and where they go.
 struct Tokens {
   Tokens(size_t tokens, std::mt19937_64& random)

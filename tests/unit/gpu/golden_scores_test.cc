@@ -20,6 +20,7 @@
 #include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
+#include "gpu/kernels/window.h"
 #include "gpu/outward.h"
 #include "tests/unit/gpu/each_target.h"
 #include "tests/unit/gpu/golden.h"
@@ -272,11 +273,9 @@ TEST_P(GoldenScoreTest, CaoteOnSnapKv) {
     const std::vector<float> query = Floats(golden.inputs.at("Q"));
     const std::vector<int32_t> last(keys.index.end() - static_cast<ptrdiff_t>(window),
                                     keys.index.end());
-    std::vector<float> output(query.size());
-    std::vector<float> lse(query.size() / keys.dim());
-    std::vector<float> logits(lse.size() * keys.slots());
-    Choose(&AttendReference, &AttendCpu,
-           &AttendOnCuda)({.dtype = Dtype::kF32,
+    std::vector<float> mass(keys.slots());
+    Choose(&WindowReference, &WindowCpu,
+           &WindowOnCuda)({.dtype = Dtype::kF32,
                            .head_dim = keys.head_dim,
                            .group = shape[0],
                            .queries = shape[1],
@@ -284,16 +283,7 @@ TEST_P(GoldenScoreTest, CaoteOnSnapKv) {
                            .extents = keys.extents,
                            .query = query,
                            .query_index = last,
-                           .output = output,
-                           .lse = lse,
-                           .logits = logits});
-    std::vector<double> mass(keys.slots(), 0.0);
-    Choose(&MassReference, &MassCpu, &MassOnCuda)({.group = shape[0],
-                                                   .queries = shape[1],
-                                                   .slots = static_cast<int>(keys.slots()),
-                                                   .logits = logits,
-                                                   .lse = lse,
-                                                   .mass = mass});
+                           .mass = mass});
     const std::vector<float> drawn(mass.begin(), mass.begin() + static_cast<ptrdiff_t>(prefix));
     std::vector<float> pooled(prefix);
     const bool is_average = golden.inputs.at("pool") == "avg";

@@ -18,6 +18,7 @@
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
 #include "gpu/kernels/select.h"
+#include "gpu/kernels/window.h"
 #include "tests/unit/gpu/each_target.h"
 
 namespace ebbtide::gpu {
@@ -214,18 +215,21 @@ TEST_P(GoldenTest, SnapKv) {
     const auto window = static_cast<size_t>(Shape(golden.inputs.at("Q"))[1]);
     const std::vector<int32_t> last(index.end() - static_cast<ptrdiff_t>(window), index.end());
     Attention attention(golden.inputs, keys, last, index);
-    std::vector<double> mass(index.size(), 0.0);
+    std::vector<float> mass(index.size());
 
-    Choose(&AttendReference, &AttendCpu, &AttendOnCuda)(attention.Args());
-    Choose(&MassReference, &MassCpu, &MassOnCuda)({.group = attention.group,
-                                                   .queries = attention.queries,
-                                                   .slots = static_cast<int>(index.size()),
-                                                   .logits = attention.logits,
-                                                   .lse = attention.lse,
-                                                   .mass = mass});
+    const AttendArgs args = attention.Args();
+    Choose(&WindowReference, &WindowCpu, &WindowOnCuda)({.dtype = args.dtype,
+                                                         .head_dim = args.head_dim,
+                                                         .group = args.group,
+                                                         .queries = args.queries,
+                                                         .scale = args.scale,
+                                                         .extents = args.extents,
+                                                         .query = args.query,
+                                                         .query_index = args.query_index,
+                                                         .mass = mass});
     std::vector<float> prefix;  // The mean over the window, not its sum: the same order.
     for (size_t s = 0; s < mass.size() - window; ++s) {
-      prefix.push_back(static_cast<float>(mass[s] / static_cast<double>(window)));
+      prefix.push_back(mass[s] / static_cast<float>(window));
     }
     std::vector<float> pooled(prefix.size());
     const bool is_average = golden.inputs.at("pool") == "avg";

@@ -20,6 +20,7 @@
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
 #include "gpu/kernels/select.h"
+#include "gpu/kernels/window.h"
 
 #if defined(EBBTIDE_CUDA_EMULATED)
 #include "gpu/cuda/cuda_stream.h"
@@ -91,6 +92,9 @@ inline std::vector<int32_t> SelectOnCuda(const SelectArgs& args) {
 inline void ValueDistanceOnCuda(const ValueDistanceArgs& args) {
   RunOnCuda<ValueDistanceArgs>(&ValueDistanceCuda, {&args, 1});
 }
+inline void WindowOnCuda(const WindowArgs& args) {
+  RunOnCuda<WindowArgs>(&WindowCuda, {&args, 1});
+}
 
 #else
 
@@ -112,6 +116,7 @@ inline std::vector<int32_t> SelectOnCuda(const SelectArgs& /*args*/) {
   return {};
 }
 inline void ValueDistanceOnCuda(const ValueDistanceArgs& /*args*/) {}
+inline void WindowOnCuda(const WindowArgs& /*args*/) {}
 
 #endif
 
