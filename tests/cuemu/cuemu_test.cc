@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 
 #include "gpu/cuda/port.h"
+#include "tests/cuemu/cuemu_fixture.h"
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" const char* __tsan_default_options();  // NOLINT(bugprone-reserved-identifier): TSan's.
@@ -39,32 +40,6 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-
-class CuemuTest : public testing::Test {
- public:
-  CuemuTest() {
-    // A process of its own: after a fork the thread sanitizer takes fibers for threads that are
-    // gone.
-    GTEST_FLAG_SET(death_test_style, "threadsafe");
-    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
-  }
-  ~CuemuTest() override {
-    cuemu::SetSeed(0);
-    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
-  }
-  CuemuTest(const CuemuTest&) = delete;
-  CuemuTest& operator=(const CuemuTest&) = delete;
-
-  template <class... Parameters, class... Arguments>
-  void Run(void (*kernel)(Parameters...), int blocks, int threads, Arguments... arguments) {
-    EXPECT_EQ(Enqueue(kernel, dim3(static_cast<unsigned>(blocks)),
-                      dim3(static_cast<unsigned>(threads)), stream_, arguments...),
-              cudaSuccess);
-    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-  }
-
-  cudaStream_t stream_ = nullptr;
-};
 
 // --- What CUDA promises ---
 
@@ -143,98 +118,6 @@ TEST_F(CuemuTest, CollectivesAnswerAsCudaDefinesThem) {
     EXPECT_EQ(mine.all, 0) << t;
     EXPECT_EQ(mine.count, 13) << t;
     EXPECT_EQ(mine.voted, 0) << t;
-  }
-}
-
-// Places of a matrix's f16 in the fragments of a warp.
-enum class Fragment { kRight, kRowsAndChannelsSwapped, kColumnsApart, kSumTransposed };
-
-// sum += a b for one 16 x 16 a and one 16 x 8 b, by one warp.
-template <Fragment kKind>
-__global__ void MultiplyMatrices(const __half* a, const __half* b, float* sum) {
-  const int t = static_cast<int>(threadIdx.x);
-  const int g = t / 4;
-  const int c = t % 4 * 2;
-  const auto pair = [](__half first, __half second) {
-    return static_cast<unsigned>(__half_as_ushort(first)) |
-           static_cast<unsigned>(__half_as_ushort(second)) << 16;
-  };
-  const auto pair_of_a = [&](int row, int channel) {
-    return pair(a[row * 16 + channel], a[row * 16 + channel + 1]);
-  };
-  const auto pair_of_b = [&](int channel) {
-    const int column = kKind == Fragment::kColumnsApart ? t % 8 : g;
-    return pair(b[channel * 8 + column], b[(channel + 1) * 8 + column]);
-  };
-  unsigned in_a[4] = {pair_of_a(g, c), pair_of_a(g + 8, c), pair_of_a(g, c + 8),
-                      pair_of_a(g + 8, c + 8)};
-  if (kKind == Fragment::kRowsAndChannelsSwapped) std::swap(in_a[1], in_a[2]);
-  const unsigned in_b[2] = {pair_of_b(c), pair_of_b(c + 8)};
-  float* place[4];
-  float mine[4];
-  for (int i = 0; i < 4; ++i) {
-    const int column = c + i % 2;
-    place[i] =
-        sum + i / 2 * 64 + (kKind == Fragment::kSumTransposed ? column * 8 + g : g * 8 + column);
-    mine[i] = *place[i];
-  }
-  MultiplyAdd16x8x16(mine, in_a, in_b);
-  for (int i = 0; i < 4; ++i) *place[i] = mine[i];
-}
-
-// Small whole numbers, so that no order of sums rounds.
-struct Matrices {
-  Matrices() {
-    for (int i = 0; i < 256; ++i) a.push_back(__float2half(static_cast<float>(i * 7 % 23 - 11)));
-    for (int i = 0; i < 128; ++i) b.push_back(__float2half(static_cast<float>(i * 5 % 19 - 9)));
-    for (int i = 0; i < 128; ++i) sum.push_back(static_cast<float>(i));
-  }
-
-  std::vector<float> Product() const {
-    std::vector<float> product = sum;
-    for (size_t row = 0; row < 16; ++row) {
-      for (size_t column = 0; column < 8; ++column) {
-        for (size_t c = 0; c < 16; ++c) {
-          product[row * 8 + column] +=
-              __half2float(a[row * 16 + c]) * __half2float(b[c * 8 + column]);
-        }
-      }
-    }
-    return product;
-  }
-
-  std::vector<__half> a, b;
-  std::vector<float> sum;
-};
-
-TEST_F(CuemuTest, TensorCoresMultiplyFragmentsAsThePtxIsaLaysThemOut) {
-  for (const uint32_t seed : {0U, 1U}) {
-    cuemu::SetSeed(seed);
-    Matrices matrices;
-    const std::vector<float> product = matrices.Product();
-
-    Run(&MultiplyMatrices<Fragment::kRight>, 1, 32, matrices.a.data(), matrices.b.data(),
-        matrices.sum.data());
-
-    EXPECT_EQ(matrices.sum, product);
-  }
-}
-
-// Sixteen times 2^-24 beside 1: each is cut off, where rounding at the end would keep 2^-20.
-TEST_F(CuemuTest, TensorCoresCutOffWhatDoesNotFitBesideTheLargest) {
-  for (const float sign : {1.0F, -1.0F}) {
-    Matrices matrices;
-    std::ranges::fill(matrices.a, __float2half(0x1p-12F));
-    std::ranges::fill(matrices.b, __float2half(sign * 0x1p-12F));
-    std::ranges::fill(matrices.sum, 1.0F);
-    Run(&MultiplyMatrices<Fragment::kRight>, 1, 32, matrices.a.data(), matrices.b.data(),
-        matrices.sum.data());
-    EXPECT_EQ(matrices.sum, std::vector<float>(128, 1.0F));
-
-    std::ranges::fill(matrices.sum, 0.5F);  // Beside which they fit.
-    Run(&MultiplyMatrices<Fragment::kRight>, 1, 32, matrices.a.data(), matrices.b.data(),
-        matrices.sum.data());
-    EXPECT_EQ(matrices.sum, std::vector<float>(128, 0.5F + sign * 0x1p-20F));
   }
 }
 
@@ -503,36 +386,6 @@ TEST_F(CuemuTest, FindsAMisalignedWideLoad) {
 
   Run(&LoadWide, 1, 1, &to, from);
   EXPECT_DEATH(Run(&LoadWide, 1, 1, &to, from + 8), "misaligned address");
-}
-
-TEST_F(CuemuTest, FindsFragmentsThatAreLaidOutWrong) {
-  for (const auto kernel :
-       {&MultiplyMatrices<Fragment::kRowsAndChannelsSwapped>,
-        &MultiplyMatrices<Fragment::kColumnsApart>, &MultiplyMatrices<Fragment::kSumTransposed>}) {
-    Matrices matrices;
-    matrices.sum.assign(matrices.sum.size(), 0.0F);
-    const std::vector<float> product = matrices.Product();
-
-    Run(kernel, 1, 32, matrices.a.data(), matrices.b.data(), matrices.sum.data());
-
-    EXPECT_NE(matrices.sum, product);
-  }
-}
-
-__global__ void MultiplyWithoutALane() {
-  if (threadIdx.x == 7) return;
-  float sum[4] = {};
-  MultiplyAdd16x8x16(sum, {1, 2, 3, 4}, {5, 6});
-}
-__global__ void MultiplyInBranch() {
-  float sum[4] = {};
-  if (threadIdx.x < 16) MultiplyAdd16x8x16(sum, {1, 2, 3, 4}, {5, 6});
-  __syncthreads();
-}
-
-TEST_F(CuemuTest, FindsProductsOfMatricesThatLackALane) {
-  EXPECT_DEATH(Run(&MultiplyWithoutALane, 1, 32), "lacks lanes of the warp");
-  EXPECT_DEATH(Run(&MultiplyInBranch, 1, 32), "deadlock in block 0,0,0.*\n.*waits at .*cuemu_test");
 }
 
 __global__ void ShuffleInBranch(int* out) {
