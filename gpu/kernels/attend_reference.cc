@@ -4,53 +4,24 @@
 // float64.
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "gpu/element.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/logits_reference.h"
 
 namespace ebbtide::gpu {
 namespace {
 
-constexpr double kHidden = -std::numeric_limits<double>::infinity();
-
-double Logit(const AttendArgs& args, size_t row, const std::byte* key) {
-  const float* query = &args.query[row * static_cast<size_t>(args.head_dim)];
-  double sum = 0;
-  for (int d = 0; d < args.head_dim; ++d) {
-    sum += static_cast<double>(query[d]) * ElementAt(args.dtype, key, d);
-  }
-  return args.scale * sum;
-}
-
-// z[s] of one row over all slots; returns the largest.
-double Logits(const AttendArgs& args, size_t row, std::vector<double>& logits) {
-  const int32_t query_index = args.query_index[row % static_cast<size_t>(args.queries)];
-  const size_t row_bytes = static_cast<size_t>(args.head_dim) * DtypeBytes(args.dtype);
-  double largest = kHidden;
-  size_t s = 0;
-  for (const Extent& extent : args.extents) {
-    for (int slot = 0; slot < extent.slots; ++slot, ++s) {
-      const int32_t index = extent.index[slot];
-      const bool sees = index != kNoToken && index <= query_index;
-      logits[s] =
-          sees ? Logit(args, row, extent.key + static_cast<size_t>(slot) * row_bytes) : kHidden;
-      largest = std::fmax(largest, logits[s]);
-    }
-  }
-  return largest;
-}
-
 void AttendRow(const AttendArgs& args, size_t row, std::vector<double>& logits) {
   const size_t row_bytes = static_cast<size_t>(args.head_dim) * DtypeBytes(args.dtype);
-  const double largest = Logits(args, row, logits);
+  const double largest = ReferenceLogits(args, row, logits);
   std::vector<double> output(static_cast<size_t>(args.head_dim), 0.0);
   double sum = 0;
   size_t s = 0;
   for (const Extent& extent : args.extents) {
     for (int slot = 0; slot < extent.slots; ++slot, ++s) {
-      if (logits[s] == kHidden) continue;
+      if (logits[s] == kHiddenLogit) continue;
       const double weight = std::exp(logits[s] - largest);
       const std::byte* value = extent.value + static_cast<size_t>(slot) * row_bytes;
       sum += weight;
@@ -64,7 +35,7 @@ void AttendRow(const AttendArgs& args, size_t row, std::vector<double>& logits) 
     args.output[row * output.size() + d] =
         sees_nothing ? 0.0F : static_cast<float>(output[d] / sum);
   }
-  args.lse[row] = static_cast<float>(sees_nothing ? kHidden : largest + std::log(sum));
+  args.lse[row] = static_cast<float>(sees_nothing ? kHiddenLogit : largest + std::log(sum));
 }
 
 }  // namespace

@@ -38,10 +38,9 @@ void CheckWindow(const WindowArgs& args) {
 // A logit, relative to |scale| |query| |key|, which bounds scale * sum_d |q_d k_d|, in roundings to
 // f32 in a row:
 //   CPU      head_dim fused products one after the other, and the scaling: head_dim + 1
-//   CUDA     f32: the same. f16 on tensor cores, which do not round but cut off: 8 products and
-//   what
-//            they are added to, aligned to the largest, lose 2 roundings' worth each, 18 in all, at
-//            4 such steps per 16 channels: 4.5 head_dim. Two f16 parts of a query leave 2^-22: 4
+//   CUDA     f32: the same. f16 on tensor cores, which do not round but cut off: 8 products and the
+//            sum before, aligned to the largest, lose 2 roundings' worth each, 18 in all, at 4 such
+//            steps per 16 channels: 4.5 head_dim. Two f16 parts of a query leave 2^-22: 4
 // Softmax subtracts a maximum or the log-sum-exp, and rounds: 4 more. An error of z moves a weight
 // and the sum that it is divided by. The rest: exponentials (3, 4 on CUDA) and their products with
 // e^(top - top), sums over the rows that a thread adds up (1/32 of them on CUDA, 9 and f64 on the
