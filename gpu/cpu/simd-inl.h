@@ -61,8 +61,13 @@ HWY_INLINE V BlockSums(const V* vectors) {
                  hn::BitCast(d, hn::InterleaveUpper(pair, low, high)));
 }
 
+static_assert(kLanes == (HWY_CAP_GE512   ? 16
+                         : HWY_CAP_GE256 ? 8
+                                         : 4),
+              "what follows knows vectors of these sizes");
+
 // Lane l of the result is the sum over all lanes of vectors[l], for kLanes vectors.
-#if HWY_TARGET == HWY_AVX3
+#if HWY_CAP_GE512
 // Neighbours at a distance of 1, 2, 4 or 8 lanes are added, a's in half of the lanes and b's in the
 // others. Blends run on either vector port and shuffles on one only, which they would crowd.
 template <class V>
@@ -97,7 +102,7 @@ HWY_INLINE V Sums(const V* vectors) {
   return SumsBy4(SumsBy1(FourSums(vectors), FourSums(vectors + 1)),
                  SumsBy1(FourSums(vectors + 4), FourSums(vectors + 5)));
 }
-#elif HWY_TARGET == HWY_AVX2
+#elif HWY_CAP_GE256
 template <class V>
 HWY_INLINE V Sums(const V* vectors) {
   const hn::DFromV<V> d;

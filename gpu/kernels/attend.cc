@@ -61,10 +61,11 @@ void CheckAttend(const AttendArgs& args) {
 // scale |query| |key| (Cauchy-Schwarz). With L lanes the count is ceil(head_dim / L) + min(log2 L,
 // log2 head_dim) + 1, never more. Softmax subtracts the running maximum, rounded too: |z - max| is
 // at most twice that size, two roundings more. A product below the normal range loses 2^-150 at
-// most. CUDA adds up in 8 to 32 lanes of fused products, the lanes pairwise: no more.
+// most. CUDA adds up in 8 to 32 threads, each up to 8 neighbouring channels of fused products in a
+// row, the threads pairwise: min(head_dim, 8) + log2(threads that hold any) + 1.
 float AttendLogitError(int head_dim, float scale, float query_norm, float key_norm) {
   const double size = std::fabs(static_cast<double>(scale));
-  const double roundings = 3.0 + (head_dim + 3) / 4 + 2.0;
+  const double roundings = 3.0 + std::max((head_dim + 3) / 4, std::min(head_dim, 8)) + 2.0;
   const double underflow = (head_dim * size + 1) * 0x1p-149;
   return FloatUp(Gamma(roundings) * size * query_norm * key_norm * (1 + 1e-12) + underflow);
 }

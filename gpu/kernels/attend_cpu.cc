@@ -88,9 +88,7 @@ template <int R, class Join>
 HWY_INLINE Floats FoldLanes(Floats x, Join join) {
   [[maybe_unused]] const FloatTag d;
   if constexpr (kLanes > 4 && R <= kLanes / 2) x = join(x, hn::ConcatLowerUpper(d, x, x));
-#if HWY_TARGET == HWY_AVX3
-  if constexpr (R <= 4) x = join(x, hn::SwapAdjacentBlocks(x));
-#endif
+  if constexpr (kLanes > 8 && R <= 4) x = join(x, hn::SwapAdjacentBlocks(x));
   if constexpr (R <= 2) x = join(x, hn::Shuffle1032(x));
   if constexpr (R <= 1) x = join(x, hn::Shuffle2301(x));
   return x;

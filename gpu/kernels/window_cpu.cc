@@ -64,7 +64,7 @@ HWY_INLINE void StoreColumns(const Floats* x, float* to) {
   for (size_t i = 0; i < 4; ++i) {
     const auto store = [&](size_t block, Floats slots)
                            HWY_ATTR { hn::Store(slots, d, to + (4 * block + i) * kTileSlots); };
-#if HWY_TARGET == HWY_AVX3
+#if HWY_CAP_GE512
     const Floats low_even = hn::ConcatLowerLower(d, x[8 + i], x[i]);
     const Floats low_odd = hn::ConcatLowerLower(d, x[12 + i], x[4 + i]);
     const Floats high_even = hn::ConcatUpperUpper(d, x[8 + i], x[i]);
@@ -73,7 +73,7 @@ HWY_INLINE void StoreColumns(const Floats* x, float* to) {
     store(1, hn::OddEvenBlocks(low_odd, hn::SwapAdjacentBlocks(low_even)));
     store(2, hn::OddEvenBlocks(hn::SwapAdjacentBlocks(high_odd), high_even));
     store(3, hn::OddEvenBlocks(high_odd, hn::SwapAdjacentBlocks(high_even)));
-#elif HWY_TARGET == HWY_AVX2
+#elif HWY_CAP_GE256
     store(0, hn::ConcatLowerLower(d, x[4 + i], x[i]));
     store(1, hn::ConcatUpperUpper(d, x[4 + i], x[i]));
 #else

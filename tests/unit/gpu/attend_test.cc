@@ -288,6 +288,32 @@ TEST_P(AttendOnTarget, NoExtentsAndNoQueriesAreAnswered) {
   EXPECT_EQ(lse, std::vector<float>(2, kMinusInfinity));
 }
 
+// CUDA adds up eight neighbouring channels in a row, however few there are: the first product fills
+// the place of all that follow, each of which is cut off.
+TEST_P(AttendOnTarget, LogitErrorHoldsForShortRowsThatOneThreadAddsUp) {
+  std::mt19937_64 random(1);
+  for (const int head_dim : {8, 16, 24}) {
+    SampleLane lane({.head_dim = head_dim, .slots = 1}, random);
+    Call call(lane, 1, 1, 1, random);
+    for (size_t d = 0; d < lane.dim(); ++d) {
+      lane.set_key(0, d, d == 0 ? 1 + 0x1p-10 : d < 8 ? 0x1p-12 : 0.0);
+      call.query[d] = d == 0 ? 1 + 511 * 0x1p-23F : d < 8 ? 0.499F * 0x1p-11F : 0.0F;
+    }
+    AttendArgs args = call.Args(lane);
+    args.scale = 1;
+
+    Attend(args);
+
+    const double error = std::fabs(call.logits[0] - ExactLogit(lane, args, 0, 0));
+    const auto query_norm = static_cast<float>(Norm(call.query.data(), lane.dim()));
+    EXPECT_LE(error,
+              AttendLogitError(head_dim, 1, query_norm, static_cast<float>(KeyNorm(lane, 0))))
+        << "head_dim " << head_dim;
+    if (GetParam() != "cuda") continue;
+    EXPECT_GT(error, 7 * 0x1p-24) << "nothing was cut off as meant";
+  }
+}
+
 // Sums that round the same way at every step: a large product in each lane first, then products
 // that are a little over half of its last place.
 TEST_P(AttendOnTarget, LogitErrorHoldsForSumsThatAlwaysRoundUp) {

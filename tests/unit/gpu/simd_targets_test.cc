@@ -30,6 +30,11 @@ TEST_F(SimdTargetsTest, BestTargetIsChosen) {
   EXPECT_EQ(ChosenSimdTarget(), SimdTargets().front());
 }
 
+// Tests of kernels force these; what runs must be among them.
+TEST_F(SimdTargetsTest, ChosenTargetIsOneThatTestsForce) {
+  EXPECT_THAT(ChosenSimdTarget(), testing::AnyOf("avx512", "avx2", "sse4"));
+}
+
 TEST_F(SimdTargetsTest, EveryTargetCanBeForced) {
   for (const std::string_view target : SimdTargets()) {
     ASSERT_OK(ForceSimdTarget(target));
