@@ -109,9 +109,23 @@ absl::Status CheckOurs(const fs::path& folder, const Contents& contents) {
       foreign.size() > named ? " and more" : "", "); point rocksdb.path at an empty folder"));
 }
 
+// Whoever owns the folder can put other files in the place of ours.
+absl::Status CheckOwner(const fs::path& folder) {
+  struct stat info = {};
+  if (stat(folder.c_str(), &info) != 0) {
+    return Unavailable(folder, "cannot look at", std::strerror(errno));
+  }
+  const uid_t self = geteuid();
+  if (self == 0 || info.st_uid == 0 || info.st_uid == self) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("rocksdb tier: ", folder.string(), " belongs to uid ", info.st_uid,
+                   ", who could replace its files; this process runs as uid ", self,
+                   ": point rocksdb.path at a folder of its own"));
+}
+
 absl::StatusOr<int> Lock(const fs::path& folder) {
   const fs::path path = folder / kLockName;
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return Unavailable(path, "cannot open", std::strerror(errno));
   if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
   const int error = errno;
@@ -201,6 +215,7 @@ absl::StatusOr<std::unique_ptr<TierFolder>> TierFolder::Take(const fs::path& pat
     fs::permissions(path, fs::perms::owner_all, error);  // Keys and values are for nobody else.
   }
   if (error) return Unavailable(path, "cannot make the folder", error.message());
+  EBBTIDE_RETURN_IF_ERROR(CheckOwner(path));
 
   EBBTIDE_ASSIGN_OR_RETURN(const Contents seen, List(path));
   EBBTIDE_RETURN_IF_ERROR(CheckOurs(path, seen));  // Before our lock file is put beside others'.

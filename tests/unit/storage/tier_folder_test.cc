@@ -63,6 +63,25 @@ TEST_F(TierFolderTest, IsMadeForItsOwnerAlone) {
   EXPECT_OK(folder->CheckOwned());
 }
 
+// As in /tmp, where anybody may make the folder first.
+TEST_F(TierFolderTest, FolderOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "not run: only root can give a folder to another user";
+  constexpr uid_t kOwner = 12345;
+  constexpr uid_t kSelf = 23456;
+  fs::create_directories(path_);
+  fs::permissions(temp_.path(), fs::perms::all);
+  ASSERT_EQ(chown(path_.c_str(), kOwner, kOwner), 0);
+  fs::permissions(path_, fs::perms::all);
+
+  ASSERT_EQ(seteuid(kSelf), 0);
+  const auto folder = Take();
+  ASSERT_EQ(seteuid(0), 0);
+
+  EXPECT_THAT(folder, StatusIs(absl::StatusCode::kFailedPrecondition,
+                               AllOf(HasSubstr("uid 12345"), HasSubstr("uid 23456"))));
+  EXPECT_THAT(Names(), testing::IsEmpty());
+}
+
 TEST_F(TierFolderTest, SecondOwnerIsRefusedWithFolderAndProcess) {
   ASSERT_OK_AND_ASSIGN(auto folder, Take());
 
