@@ -15,9 +15,7 @@ void LaneMemory::NoteTokens(std::span<const float> key_norms, std::span<const fl
                             bool keeps_mass) {
   key_norm_max = std::max(key_norm_max, std::ranges::max(key_norms));
   value_norm_max = std::max(value_norm_max, std::ranges::max(value_norms));
-  const size_t length = value_norm.size() + value_norms.size();
-  ReserveSparingly(value_norm, length);
-  value_norm.insert(value_norm.end(), value_norms.begin(), value_norms.end());
+  const size_t length = score.size() + value_norms.size();
   ReserveSparingly(score, length);
   score.resize(length);
   if (!keeps_mass) return;
@@ -27,7 +25,6 @@ void LaneMemory::NoteTokens(std::span<const float> key_norms, std::span<const fl
 
 void LaneMemory::Truncate(int32_t length) {
   const auto kept = static_cast<size_t>(length);
-  if (value_norm.size() > kept) value_norm.resize(kept);
   if (score.size() > kept) score.resize(kept);
   if (mass.size() > kept) mass.resize(kept);
   const size_t kept_digests = kept / static_cast<size_t>(shape.tokens);
@@ -131,8 +128,8 @@ WorkingFrames FindWorkingFrames(const LaneMemory& memory, std::span<const int32_
 
 uint64_t MetadataBytesPerBlock(const gpu::PageShape& shape, int lanes, bool keeps_mass) {
   constexpr uint64_t kHeap = 2 * sizeof(void*);  // What malloc adds to a digest, about.
-  const uint64_t per_token = sizeof(float) + sizeof(float) + (keeps_mass ? sizeof(double) : 0) +
-                             sizeof(int32_t);  // norm, score, mass, slot number
+  const uint64_t per_token = sizeof(float) + (keeps_mass ? sizeof(double) : 0) +
+                             sizeof(int32_t);  // score, mass, slot number
   const uint64_t in_arrays =
       static_cast<uint64_t>(lanes) * (sizeof(uint64_t) + sizeof(void*) +  // who is resident; digest
                                       static_cast<uint64_t>(shape.tokens) * per_token) +

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 
+#include "base/status_macros.h"
 #include "gpu/device.h"
 #include "gpu/extent.h"
 #include "gpu/kernels/digest.h"
@@ -28,8 +29,7 @@ struct LaneMemory {
   std::byte* frames = nullptr;  // The lane's run of frames in the device pool.
 
   // By token index.
-  std::vector<float> value_norm;  // |v|, rounded up
-  std::vector<float> score;       // Latest; larger stays.
+  std::vector<float> score;  // Latest; larger stays.
   std::vector<double> mass;  // h2o: attention drawn so far; tova: by the last query. Else empty.
 
   // Of all tokens so far.
@@ -52,6 +52,7 @@ struct LaneMemory {
   void Truncate(int32_t length);
 
   std::byte* key_slot(int32_t slot) const {
+    EBBTIDE_CHECK(slot >= 0, "bytes are those of a token in a slot");
     return frames + static_cast<size_t>(slot / shape.tokens) * shape.page_bytes() +
            static_cast<size_t>(slot % shape.tokens) * shape.row_bytes();
   }

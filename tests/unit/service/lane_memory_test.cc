@@ -118,8 +118,7 @@ TEST(MetadataBytesPerBlockTest, CoversWhatIsReserved) {
       ASSERT_OK(DigestCompletePages({&lane, 1}, device));
     }
     const LaneMemory& memory = filled.memory;
-    const uint64_t reserved = (memory.value_norm.capacity() + memory.score.capacity()) * 4 +
-                              memory.mass.capacity() * 8 +
+    const uint64_t reserved = memory.score.capacity() * 4 + memory.mass.capacity() * 8 +
                               memory.digests.capacity() * sizeof(void*) +
                               memory.digests.size() * gpu::DigestBytes(kShape.head_dim);
     EXPECT_LE(reserved, std::max<uint64_t>(blocks, kPages) * per_block) << blocks;
