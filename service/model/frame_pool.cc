@@ -2,12 +2,19 @@
 
 #include "service/model/frame_pool.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "base/bytes.h"
 #include "base/status_macros.h"
 
 namespace ebbtide::service {
+
+uint64_t FramePool::longest_run() const {
+  uint64_t longest = 0;
+  for (const auto& [offset, bytes] : free_) longest = std::max(longest, bytes);
+  return longest;
+}
 
 std::optional<uint64_t> FramePool::Reserve(uint64_t bytes) {
   bytes = RoundUp(bytes, kAlignment);

@@ -22,6 +22,7 @@ class FramePool {
   uint64_t budget_bytes() const { return budget_bytes_; }
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t free_bytes() const { return budget_bytes_ - used_bytes_; }
+  uint64_t longest_run() const;  // Of free bytes.
 
   // A run of `bytes` (rounded up to kAlignment), by its offset in the pool; none where no run is
   // long enough. Best fit: of the runs that are long enough, the shortest; of equals, the first.

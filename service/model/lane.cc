@@ -16,7 +16,7 @@ Lane::Lane(int page_tokens, int32_t slots, int32_t linger_tokens)
       linger_tokens_(linger_tokens),
       slot_index_(static_cast<size_t>(slots), gpu::kNoToken) {
   free_.reserve(static_cast<size_t>(slots));
-  for (int32_t slot = 0; slot < slots; ++slot) Free(slot);
+  for (int32_t slot = 0; slot < slots; ++slot) free_.push_back(-slot);  // A heap as it stands.
 }
 
 int32_t Lane::absent(int32_t page) const {
@@ -31,26 +31,35 @@ void Lane::Free(int32_t slot) {
 
 std::vector<int32_t> Lane::Due(int32_t count, std::span<const int32_t> victims) const {
   if (count == 0) return {};
-  std::vector<int32_t> due = leaving_;
-  due.insert(due.end(), victims.begin(), victims.end());
-  std::ranges::sort(due);
+  std::vector<int32_t> joining(victims.begin(), victims.end());
+  std::ranges::sort(joining);
   const auto lingers = [this](int32_t index) {
     const int32_t block_end = (index / page_tokens_ + 1) * page_tokens_;
     return block_end + linger_tokens_ > length();
   };
-  const auto of_age = std::ranges::find_if(due, lingers) - due.begin();
-  const auto needed = static_cast<ptrdiff_t>(count) - free_slots();
-  EBBTIDE_CHECK(needed <= std::ssize(due), "a lane has slots for its budget and a chunk");
-  due.resize(static_cast<size_t>(std::max(of_age, needed)));
+  // Both lists joined in order, as far as tokens are of age or their slots are needed.
+  std::vector<int32_t> due;
+  auto left = leaving_.begin();
+  auto joined = joining.begin();
+  while (left != leaving_.end() || joined != joining.end()) {
+    const bool is_joined = joined != joining.end() && (left == leaving_.end() || *joined < *left);
+    const int32_t next = is_joined ? *joined : *left;
+    if (std::ssize(due) + free_slots() >= count && lingers(next)) break;
+    due.push_back(next);
+    is_joined ? ++joined : ++left;
+  }
+  EBBTIDE_CHECK(std::ssize(due) + free_slots() >= count,
+                "a lane has slots for its budget and a chunk");
   return due;
 }
 
 void Lane::Append(int32_t count, std::vector<int32_t>* slots) {
-  for (const int32_t index : Due(count, {})) {
+  const std::vector<int32_t> due = Due(count, {});  // The first of those that are leaving.
+  for (const int32_t index : due) {
     Free(slot_of(index));
     slot_of_[static_cast<size_t>(index)] = kNoSlot;
   }
-  std::erase_if(leaving_, [this](int32_t index) { return slot_of(index) == kNoSlot; });
+  leaving_.erase(leaving_.begin(), leaving_.begin() + std::ssize(due));
   ReserveSparingly(slot_of_, slot_of_.size() + static_cast<size_t>(count));
   slots->clear();
   for (int32_t i = 0; i < count; ++i) {
@@ -71,7 +80,7 @@ void Lane::Demote(int32_t index) {
   EBBTIDE_CHECK(is_resident(index), "only a resident token can be demoted");
   bits_[static_cast<size_t>(index / page_tokens_)] &= ~(uint64_t{1} << (index % page_tokens_));
   slot_index_[static_cast<size_t>(slot_of(index))] = gpu::kNoToken;
-  leaving_.push_back(index);
+  leaving_.insert(std::ranges::upper_bound(leaving_, index), index);
   --resident_;
   ++demoted_;
 }
@@ -101,6 +110,7 @@ void Lane::CheckInvariants() const {
                   "a resident token is in the slot that names it");
   }
   EBBTIDE_CHECK(resident == resident_, "resident tokens are counted");
+  EBBTIDE_CHECK(std::ranges::is_sorted(leaving_), "tokens leave in the order of their indices");
   EBBTIDE_CHECK(held == resident + leaving(), "a slot holds a resident or a leaving token");
   EBBTIDE_CHECK(held + free_slots() == slots(), "every slot is free or holds one token");
   const auto named =

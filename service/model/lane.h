@@ -73,7 +73,7 @@ class Lane {
   std::vector<int32_t> slot_of_;     // [length]
   std::vector<uint64_t> bits_;       // [pages] resident tokens
   std::vector<int32_t> free_;        // Max-heap by negated slot: the lowest slot is taken first.
-  std::vector<int32_t> leaving_;     // Token indices, in no order.
+  std::vector<int32_t> leaving_;     // Token indices, ascending.
   int32_t resident_ = 0;
   uint64_t demoted_ = 0;
 };
