@@ -228,7 +228,8 @@ absl::StatusOr<uint64_t> Cache::ReservePool(std::string_view name, const Opening
       absl::StrCat("sequence \"", std::string(name), "\" needs ", opening.pool_bytes(),
                    " B of the device tier in one run (", opening.model->geometry.lanes(),
                    " lanes of ", opening.frames, " frames); ", pool_.free_bytes(), " of ",
-                   pool_.budget_bytes(), " B are free, held by ", sequences_.size(),
+                   pool_.budget_bytes(), " B are free, at most ", pool_.longest_run(),
+                   " of them in one run, the rest held by ", sequences_.size(),
                    " sequences; close some, or ask for a smaller budget or chunk_tokens"));
 }
 
@@ -282,28 +283,38 @@ absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
     if (closed_.contains(HashOf(name))) return std::optional<Closed>();
     return NoSuchSequence(name);
   }
-  Sequence& facts = found->second->facts;
-  if (facts.any_in_flight()) return InFlight(name, "closed");
+  if (found->second->facts.any_in_flight()) return InFlight(name, "closed");
+  return std::optional<Closed>(CloseLocked(found->second, reason));
+}
 
-  Closed closed{.sequence = found->second, .blocks = {}};
+std::optional<Cache::Closed> Cache::CloseIdle(std::string_view name) {
+  const absl::MutexLock lock(&mu_);
+  const auto found = sequences_.find(name);
+  if (found == sequences_.end() || !IsIdle(found->second->facts)) return std::nullopt;
+  return CloseLocked(found->second, "IDLE");
+}
+
+Cache::Closed Cache::CloseLocked(SequenceRef sequence, std::string_view reason) {
+  Sequence& facts = sequence->facts;
+  Closed closed{.sequence = std::move(sequence), .blocks = {}};
   for (size_t block = 0; block < facts.blocks.size(); ++block) {
-    if (facts.blocks[block].stage == BlockStage::kSealed) {
-      closed.blocks.push_back(facts.key(static_cast<int32_t>(block)));
-    } else if (facts.blocks[block].stage == BlockStage::kSealing) {
-      --unsealed_;
-    }
+    const BlockStage stage = facts.blocks[block].stage;
+    if (stage == BlockStage::kSealing) --unsealed_;
+    // A block that is being sealed may have been written by a call that was given up.
+    if (stage != BlockStage::kOpen) closed.blocks.push_back(facts.key(static_cast<int32_t>(block)));
   }
   CountForgotten(facts, reason);
   facts.is_closed = true;
   promised_bytes_ -= facts.promised_bytes;
   metadata_bytes_ -= facts.metadata_bytes;
-  sequences_.erase(found);
+  const std::string& name = facts.args.sequence;
+  sequences_.erase(name);
   if (closed_.insert(HashOf(name)).second) closed_order_.push_back(HashOf(name));
   if (closed_order_.size() > kClosedMax) {
     closed_.erase(closed_order_.front());
     closed_order_.pop_front();
   }
-  return std::optional<Closed>(std::move(closed));
+  return closed;
 }
 
 bool Cache::MayReap(const SequenceRef& sequence) {
@@ -323,13 +334,14 @@ std::vector<std::string> Cache::Idle() {
   const absl::MutexLock lock(&mu_);
   std::vector<std::string> names;
   for (const auto& [name, sequence] : sequences_) {
-    const Sequence& facts = sequence->facts;
-    if (!facts.any_in_flight() &&
-        clock_.SinceStart() - facts.last_call >= facts.answer.idle_timeout) {
-      names.push_back(name);
-    }
+    if (IsIdle(sequence->facts)) names.push_back(name);
   }
   return names;
+}
+
+bool Cache::IsIdle(const Sequence& facts) const {
+  return !facts.any_in_flight() &&
+         clock_.SinceStart() - facts.last_call >= facts.answer.idle_timeout;
 }
 
 absl::StatusOr<SequenceRef> Cache::FindLocked(std::string_view name) {
@@ -452,8 +464,9 @@ absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector
   const Sequence& facts = ticket.sequence->facts;
   // Lanes of a layer in flight are changed by its call alone.
   const std::vector<int32_t> due = BlocksDue(ticket, victims);
+  const auto is_unconfirmed = [&](int32_t block) { return !facts.is_confirmed(block); };
   const auto has_slots = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return std::ranges::all_of(due, [&](int32_t block) { return facts.is_confirmed(block); });
+    return std::ranges::none_of(due, is_unconfirmed);
   };
   while (!has_slots()) {
     const absl::Duration left = deadline - clock_.SinceStart();
@@ -464,9 +477,10 @@ absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector
     return Refuse(
         absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
         absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", ticket.layer,
-                     ": no free slots for ", ticket.tokens,
-                     " tokens before the deadline: demoted tokens wait for their blocks to be ",
-                     "confirmed in a lower tier; see ebbctl tiers, and retry"));
+                     ": no free slots for ", ticket.tokens, " tokens before the deadline: those ",
+                     "that left wait for ", std::ranges::count_if(due, is_unconfirmed),
+                     " blocks to be confirmed in a lower tier; see ebbctl tiers for what holds ",
+                     "it up, and retry"));
   }
   return absl::OkStatus();
 }
@@ -485,6 +499,9 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
                      "; bring as many, or truncate to ", facts.committed, " first"));
   }
   const Need need = NeedLocked(ticket);
+  if (need.metadata_bytes > args.charged_bytes) {
+    return InFlight(facts.args.sequence, "another layer's tokens of this step were withdrawn");
+  }
   const uint64_t room_bytes = args.room.Bytes(metadata_bytes_ + need.metadata_bytes);
   const uint64_t free_bytes = room_bytes - std::min(room_bytes, promised_bytes_);
   if (need.record_bytes > free_bytes) {

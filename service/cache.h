@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,35 +27,14 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
+#include "service/cache_sequence.h"
 #include "service/calls.h"
 #include "service/model/block_queue.h"
 #include "service/model/frame_pool.h"
-#include "service/model/sequence.h"
-#include "service/policy/lane_memory.h"
 #include "service/policy/policy.h"
-#include "service/policy/recall_history.h"
-#include "service/policy/scorer.h"
 #include "storage/block_key.h"
 
 namespace ebbtide::service {
-
-// A sequence with all that belongs to it. `facts` is guarded by the cache's lock; the rest is
-// fixed, or belongs to the call in flight of a layer. Shared by calls and carriers under way.
-struct OpenedSequence {
-  OpenedSequence(uint64_t number, const OpenArgs& args, std::shared_ptr<const Model> model,
-                 const ResolvedPolicy& resolved);
-
-  Sequence facts;
-  const std::shared_ptr<const Model> model;
-  const Policy policy;
-  PrefillSpec prefill;
-  RecallSpec recall;
-  int32_t budget_tokens = 0;
-  int32_t chunk_tokens = 0;
-  std::vector<LaneMemory> memory;             // [layers * kv_heads]
-  std::vector<RecallHistory> recall_history;  // [layers]
-};
-using SequenceRef = std::shared_ptr<OpenedSequence>;
 
 // A layer of a sequence, held by one call from Begin to Finish or Abandon.
 struct Ticket {
@@ -93,8 +73,9 @@ struct CarryPlan {
 
 enum class CarryOutcome : uint8_t {
   kMoved,
-  kRetry,  // The tier below did not take it.
-  kLost,   // The tier it was in no longer has it whole: it stays named there, and reads say so.
+  kRetry,   // The tier below did not take it: it is the next again.
+  kNoRoom,  // The tier below has no room for it: others go first, which it may have room for.
+  kLost,    // The tier it was in no longer has it whole: it stays named there, and reads say so.
 };
 
 // What the lower tiers could hold in all: records of one size, and metadata in the host tier.
@@ -157,6 +138,8 @@ class Cache {
   };
   absl::StatusOr<std::optional<Closed>> Close(std::string_view name, std::string_view reason)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for a sequence that Idle named, unless it was called or opened anew since.
+  std::optional<Closed> CloseIdle(std::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
   // Is a closed sequence's memory still to be given back, and read by nobody? Then zero it and
   // Reap.
   bool MayReap(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
@@ -174,7 +157,8 @@ class Cache {
   absl::Status AwaitSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims,
                           absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mu_);
   // Blocks that the ticket's tokens begin, and what they take: bytes of the lower tiers, and of
-  // host memory for metadata. Less by the time of Place where another layer begins them first.
+  // host memory for metadata. Less by the time of Place where another layer begins them first, more
+  // where one that had begun them was withdrawn.
   struct Need {
     int32_t blocks = 0;
     uint64_t record_bytes = 0;
@@ -187,9 +171,12 @@ class Cache {
     std::span<const std::vector<int32_t>> victims;
     std::span<const int64_t> positions;
     LowerRoom room;
+    // Of host memory, by NeedOf; the caller gives back what is not taken.
+    uint64_t charged_bytes = std::numeric_limits<uint64_t>::max();
   };
   //   kAborted            INDEX_CONFLICT: another layer brought other tokens of this step
   //   kResourceExhausted  LOWER_TIERS_FULL
+  //   kUnavailable        CALL_IN_FLIGHT: the need has grown over what was charged
   // Nothing changed where it is refused.
   absl::StatusOr<Need> Place(const Ticket& ticket, const PlaceArgs& args,
                              std::vector<std::vector<int32_t>>* slots) ABSL_LOCKS_EXCLUDED(mu_);
@@ -202,10 +189,17 @@ class Cache {
   uint64_t Withdraw(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- what carriers do
+  struct Waiting {
+    size_t to_seal = 0;
+    size_t in_host = 0;
+  };
+  Waiting BlocksWaiting() ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<CarryPlan> PlanSeal() ABSL_LOCKS_EXCLUDED(mu_);
-  // `tier`: where the block now lies; none: it could not be written and waits for the next try.
-  // Returns whether the block was closed meanwhile, so that its copy must be erased.
-  bool CommitSeal(const CarryPlan& plan, std::optional<TierName> tier) ABSL_LOCKS_EXCLUDED(mu_);
+  // `tier`: where the block now lies; where it could not be written, as far as is known, it is the
+  // next again, or after kResourceExhausted the last. Returns whether it was closed meanwhile, so
+  // that what may have been written must be erased.
+  bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The block longest in the host tier.
   std::optional<CarryPlan> PlanMoveDown() ABSL_LOCKS_EXCLUDED(mu_);
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
@@ -272,6 +266,9 @@ class Cache {
   SequenceSummary Summarise(const OpenedSequence& sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountForgotten(const Sequence& facts, std::string_view reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsIdle(const Sequence& facts) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Closed CloseLocked(SequenceRef sequence, std::string_view reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Fixed after construction.

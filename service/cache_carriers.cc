@@ -6,6 +6,11 @@
 
 namespace ebbtide::service {
 
+Cache::Waiting Cache::BlocksWaiting() {
+  const absl::MutexLock lock(&mu_);
+  return {.to_seal = to_seal_.size(), .in_host = in_host_.size()};
+}
+
 std::optional<CarryPlan> Cache::PlanSeal() {
   const absl::MutexLock lock(&mu_);
   for (QueuedBlock next = to_seal_.Pop(); next.sequence != nullptr; next = to_seal_.Pop()) {
@@ -28,13 +33,14 @@ std::optional<CarryPlan> Cache::PlanSeal() {
   return std::nullopt;
 }
 
-bool Cache::CommitSeal(const CarryPlan& plan, std::optional<TierName> tier) {
+bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = plan.sequence->facts;
   --facts.carriers;
-  if (facts.is_closed) return tier.has_value();
-  if (!tier.has_value()) {
-    to_seal_.PushFront({plan.sequence, plan.block});
+  if (facts.is_closed) return true;
+  if (!tier.ok()) {
+    const QueuedBlock block{plan.sequence, plan.block};
+    absl::IsResourceExhausted(tier.status()) ? to_seal_.PushBack(block) : to_seal_.PushFront(block);
     return false;
   }
   Block& block = facts.blocks[static_cast<size_t>(plan.block)];
@@ -65,8 +71,9 @@ bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = plan.sequence->facts;
   --facts.carriers;
-  if (facts.is_closed) return outcome == CarryOutcome::kMoved;
+  if (facts.is_closed) return true;
   if (outcome == CarryOutcome::kRetry) in_host_.PushFront({plan.sequence, plan.block});
+  if (outcome == CarryOutcome::kNoRoom) in_host_.PushBack({plan.sequence, plan.block});
   if (outcome != CarryOutcome::kMoved) return false;
   facts.blocks[static_cast<size_t>(plan.block)].tier = TierName::kRocksdb;
   ++stats_.blocks_moved_down;

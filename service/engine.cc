@@ -22,14 +22,16 @@ namespace {
 constexpr uint64_t kPositionBytes = 10;
 constexpr uint64_t kPageFrameBytes = 64;
 
-absl::Status CheckPagesFit(const Geometry& geometry, uint64_t pages, uint64_t answer_bytes_max) {
+absl::Status CheckPagesFit(const Geometry& geometry, uint64_t pages, const ReadPagesArgs& args) {
   const uint64_t page_bytes = geometry.page_shape().page_bytes() + kPageFrameBytes +
                               static_cast<uint64_t>(geometry.page_tokens) * kPositionBytes;
-  const uint64_t pages_max = answer_bytes_max / page_bytes;
-  if (pages <= pages_max) return absl::OkStatus();
+  const uint64_t pages_max = args.answer_bytes_max / page_bytes;
+  if (pages <= pages_max) {
+    return args.admit == nullptr ? absl::OkStatus() : args.admit(pages * page_bytes);
+  }
   return Refuse(absl::StatusCode::kResourceExhausted, "ANSWER_TOO_LARGE",
                 absl::StrCat(pages, " pages would make about ", pages * page_bytes,
-                             " B, over the limit of ", answer_bytes_max,
+                             " B, over the limit of ", args.answer_bytes_max,
                              " B for a message; ask for at most ", pages_max, " pages per call"));
 }
 
@@ -110,7 +112,9 @@ class PlainEngine final : public Engine {
   }
 
   absl::Status CloseSequence(std::string_view sequence) override {
-    return Close(sequence, "CLOSED");
+    EBBTIDE_ASSIGN_OR_RETURN(const auto closed, Counted(cache_.Close(sequence, "CLOSED")));
+    if (closed.has_value()) Forget(*closed);
+    return absl::OkStatus();
   }
 
   Stats GetStats() override;
@@ -123,8 +127,9 @@ class PlainEngine final : public Engine {
   }
 
   void CloseIdle() override {
-    // A sequence that is called just now refuses to close, and is idle no longer.
-    for (const std::string& name : cache_.Idle()) Close(name, "IDLE").IgnoreError();
+    for (const std::string& name : cache_.Idle()) {
+      if (const auto closed = cache_.CloseIdle(name)) Forget(*closed);
+    }
     mover_.Kick();
   }
 
@@ -136,14 +141,16 @@ class PlainEngine final : public Engine {
     return !cache_.HasUnsealed();
   }
 
+  bool is_device_lost() override { return cache_.Counters().refused.contains("DEVICE_LOST"); }
+
   void CheckInvariants() override { cache_.CheckInvariants(); }
 
  private:
   template <typename T>
   T Counted(T result) {
-    const absl::Status status = StatusOf(result);
+    const absl::Status status = WithDeviceReason(StatusOf(result));
     if (!status.ok()) cache_.Count([&](Stats& stats) { ++stats.refused[ReasonOf(status)]; });
-    return result;
+    return status.ok() ? std::move(result) : T(status);
   }
   static absl::Status StatusOf(const absl::Status& status) { return status; }
   template <typename T>
@@ -152,7 +159,7 @@ class PlainEngine final : public Engine {
   }
 
   absl::StatusOr<OpenAnswer> Open(const OpenArgs& args);
-  absl::Status Close(std::string_view sequence, std::string_view reason);
+  void Forget(const Cache::Closed& closed);
   absl::StatusOr<std::vector<PageBytes>> ReadPagesOf(const ReadPagesArgs& args);
 
   const EngineParts parts_;
@@ -176,13 +183,10 @@ absl::StatusOr<OpenAnswer> PlainEngine::Open(const OpenArgs& args) {
   return opened->answer;
 }
 
-absl::Status PlainEngine::Close(std::string_view sequence, std::string_view reason) {
-  EBBTIDE_ASSIGN_OR_RETURN(const auto closed, Counted(cache_.Close(sequence, reason)));
-  if (!closed.has_value()) return absl::OkStatus();
-  mover_.Erase(closed->blocks);
-  mover_.ReleaseHost(closed->sequence->facts.metadata_bytes);
-  mover_.Reap(closed->sequence);
-  return absl::OkStatus();
+void PlainEngine::Forget(const Cache::Closed& closed) {
+  mover_.Erase(closed.blocks);
+  mover_.ReleaseHost(closed.sequence->facts.metadata_bytes);
+  mover_.Reap(closed.sequence);
 }
 
 absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesArgs& args) {
@@ -211,7 +215,7 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
                                " of them; the lane has ", pages));
   }
   const uint64_t count = args.page_count == 0 ? pages - args.first_page : args.page_count;
-  EBBTIDE_RETURN_IF_ERROR(CheckPagesFit(geometry, count, args.answer_bytes_max));
+  EBBTIDE_RETURN_IF_ERROR(CheckPagesFit(geometry, count, args));
   const auto head = static_cast<int>(args.kv_head);
   std::vector<PageBytes> answers;
   EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(parts_.backend));
@@ -238,6 +242,7 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
       }
       answers.push_back(AnswerOf(request, ticket, positions));
     }
+    source.GiveUp();
   }
   return answers;
 }

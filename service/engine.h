@@ -51,6 +51,8 @@ struct ReadPagesArgs {
   uint64_t first_page = 0;
   uint64_t page_count = 0;  // 0: to the end.
   uint64_t answer_bytes_max = std::numeric_limits<uint64_t>::max();
+  // Asked once whether there is room for an answer of so many bytes; null: there is.
+  std::function<absl::Status(uint64_t)> admit = nullptr;
   absl::Duration deadline = absl::InfiniteDuration();  // On the steady clock.
 };
 
@@ -81,6 +83,8 @@ class Engine {
   virtual void CloseIdle() = 0;
   // Waits until everything complete is sealed, or `deadline`; returns whether it is.
   virtual bool Settle(absl::Duration deadline) = 0;
+  // Whether the device failed, which only a new process can mend.
+  virtual bool is_device_lost() = 0;
   // Stops the process where the model contradicts itself.
   virtual void CheckInvariants() = 0;
 };

@@ -23,4 +23,11 @@ std::string ReasonOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
+absl::Status WithDeviceReason(const absl::Status& status) {
+  if (status.ok() || !ReasonOf(status).empty()) return status;
+  const absl::string_view message = status.message();
+  return Refuse(status.code(), absl::IsResourceExhausted(status) ? "DEVICE_FULL" : "DEVICE_LOST",
+                {message.data(), message.size()});
+}
+
 }  // namespace ebbtide::service

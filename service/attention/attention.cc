@@ -25,6 +25,9 @@ namespace {
 // Logits kept for scores at once: 16 MiB in f32.
 constexpr int64_t kSpillMax = 4 << 20;
 
+// What the forms of one tile of queries may take, in bytes.
+constexpr int64_t kFormsMax = 256 << 20;
+
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Of token `m`, per query head.
@@ -81,6 +84,7 @@ struct Attention::Work {
   std::vector<std::vector<int32_t>> slots;  // [kv_heads] of the new tokens
   std::vector<std::vector<float>> queries;  // [kv_heads][group, tokens, head_dim]
   std::vector<int32_t> query_index;         // [tokens]
+  int32_t observed_end = 0;                 // Queries before were observed, in this call or before.
   StepAnswer answer;
 
   OpenedSequence& sequence() const { return *ticket.sequence; }
@@ -90,11 +94,38 @@ struct Attention::Work {
   const Lane& lane(int head) const { return sequence().facts.lane(ticket.layer, head); }
 };
 
+// A layer held by a call, which gives it back however the call ends.
+class Attention::Hold {
+ public:
+  Hold(Attention& attention, const Ticket& ticket) : attention_(attention), ticket_(ticket) {}
+  ~Hold() {
+    if (is_placed_) {
+      attention_.mover_.ReleaseHost(attention_.cache_.Withdraw(ticket_));
+    } else if (!is_done_) {
+      attention_.cache_.Abandon(ticket_);
+    }
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  void NotePlaced() { is_placed_ = true; }
+  void NoteDone() {
+    is_placed_ = false;
+    is_done_ = true;
+  }
+
+ private:
+  Attention& attention_;
+  const Ticket& ticket_;
+  bool is_placed_ = false;
+  bool is_done_ = false;
+};
+
 StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
   StepAnswer refused;
   const auto refuse = [&](absl::Status status) {
-    cache_.Count([&](Stats& stats) { ++stats.refused[ReasonOf(status)]; });
-    refused.status = std::move(status);
+    refused.status = WithDeviceReason(status);
+    cache_.Count([&](Stats& stats) { ++stats.refused[ReasonOf(refused.status)]; });
     return refused;
   };
   const absl::StatusOr<SequenceRef> found = cache_.Find(item.sequence);
@@ -131,19 +162,17 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
             .queries = {},
             .query_index = {},
             .answer = {}};
-  if (absl::Status status = TakeSlots(work); !status.ok()) {
-    cache_.Abandon(work.ticket);
-    return refuse(std::move(status));
-  }
-  if (absl::Status status = AppendTokens(work); !status.ok()) {
-    mover_.ReleaseHost(cache_.Withdraw(work.ticket));
-    return refuse(std::move(status));
-  }
+  Hold hold(*this, work.ticket);
+  if (absl::Status status = TakeSlots(work); !status.ok()) return refuse(std::move(status));
+  hold.NotePlaced();
+  if (absl::Status status = AppendTokens(work); !status.ok()) return refuse(std::move(status));
   if (item.q.has_value()) work.answer.status = Answer(work);
-
-  const bool was_observed = item.q.has_value() && !work.ticket.replayed;
-  const int32_t observed_end = was_observed ? work.ticket.first_index + tokens : 0;
-  if (cache_.Finish(work.ticket, digest, observed_end, &lengths)) mover_.Kick();
+  if (absl::Status& status = work.answer.status; !status.ok()) {
+    status = WithDeviceReason(status);
+    cache_.Count([&](Stats& stats) { ++stats.refused[ReasonOf(status)]; });
+  }
+  if (cache_.Finish(work.ticket, digest, work.observed_end, &lengths)) mover_.Kick();
+  hold.NoteDone();
   work.answer.length = lengths.length;
   work.answer.committed = lengths.committed;
   work.answer.replayed = work.ticket.replayed;
@@ -153,6 +182,14 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
 // The fixed point: who leaves is decided by the latest scores, then the new tokens take slots.
 absl::Status Attention::TakeSlots(Work& work) {
   if (work.ticket.replayed) return absl::OkStatus();
+  std::vector<std::vector<int32_t>> victims(static_cast<size_t>(work.geometry.kv_heads));
+  if (work.ticket.length > work.sequence().budget_tokens) {
+    EBBTIDE_ASSIGN_OR_RETURN(victims, FindVictims(work));
+  }
+  return PlaceBeforeDeadline(work, victims);
+}
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> Attention::FindVictims(Work& work) {
   std::vector<WorkingFrames> frames;
   std::vector<LaneToScore> lanes;
   for (int head = 0; head < work.geometry.kv_heads; ++head) {
@@ -163,13 +200,11 @@ absl::Status Attention::TakeSlots(Work& work) {
                              .slot_index = frames.back().slot_index},
                      .memory = work.memory(head)});
   }
-  EBBTIDE_ASSIGN_OR_RETURN(const auto victims,
-                           ChooseVictims(work.sequence().policy, lanes,
-                                         {.budget = work.sequence().budget_tokens,
-                                          .length = work.ticket.length,
-                                          .candidate_end = work.ticket.candidate_end},
-                                         {.device = work.device, .parallel = parallel_}));
-  return PlaceBeforeDeadline(work, victims);
+  return ChooseVictims(work.sequence().policy, lanes,
+                       {.budget = work.sequence().budget_tokens,
+                        .length = work.ticket.length,
+                        .candidate_end = work.ticket.candidate_end},
+                       {.device = work.device, .parallel = parallel_});
 }
 
 absl::Status Attention::PlaceBeforeDeadline(Work& work,
@@ -188,10 +223,12 @@ absl::Status Attention::PlaceBeforeDeadline(Work& work,
   const uint64_t record_bytes = model.geometry.record(model.fingerprint).record_bytes();
   const uint64_t reserved = cache_.NeedOf(work.ticket).metadata_bytes;
   EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(reserved, work.call.deadline));
-  const absl::StatusOr<Cache::Need> taken = cache_.Place(
-      work.ticket,
-      {.victims = victims, .positions = work.item.positions, .room = mover_.RoomOf(record_bytes)},
-      &work.slots);
+  const absl::StatusOr<Cache::Need> taken = cache_.Place(work.ticket,
+                                                         {.victims = victims,
+                                                          .positions = work.item.positions,
+                                                          .room = mover_.RoomOf(record_bytes),
+                                                          .charged_bytes = reserved},
+                                                         &work.slots);
   mover_.ReleaseHost(reserved - (taken.ok() ? taken->metadata_bytes : 0));
   return taken.status();
 }
@@ -265,6 +302,13 @@ absl::Status Attention::Answer(Work& work) {
                         (work.lane(0).length() + work.lane(0).slots());
     tile = static_cast<int32_t>(std::clamp<int64_t>(kSpillMax / row, 1, work.tokens));
   }
+  // Forms are kept by page and query: outputs, and some twenty numbers for each.
+  if (work.recall.mode == RecallMode::kBounded || work.recall.mode == RecallMode::kEstimated) {
+    const int64_t query = int64_t{work.geometry.query_heads} * work.lane(0).pages() *
+                          (work.geometry.head_dim * 8 + 80);
+    tile =
+        static_cast<int32_t>(std::clamp<int64_t>(kFormsMax / std::max<int64_t>(query, 1), 1, tile));
+  }
   for (int32_t first = 0; first < work.tokens; first += tile) {
     EBBTIDE_RETURN_IF_ERROR(AnswerTile(work, first, std::min(tile, work.tokens - first)));
   }
@@ -294,7 +338,9 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
   const Geometry& geometry = work.geometry;
   const auto head_dim = static_cast<size_t>(geometry.head_dim);
   const auto group = static_cast<size_t>(geometry.group());
-  const bool observes = !work.ticket.replayed;
+  // A call that comes again observes what a device that failed kept it from.
+  const bool observes =
+      !work.ticket.replayed || work.ticket.observed_end < work.ticket.first_index + work.tokens;
   const std::span<const int32_t> index =
       std::span(work.query_index)
           .subspan(static_cast<size_t>(first_query), static_cast<size_t>(queries));
@@ -422,6 +468,7 @@ void Attention::Observe(Work& work, std::span<const LaneAnswer> lanes, const Lan
           .subspan(static_cast<size_t>(first_query), static_cast<size_t>(tile.queries));
   if (index.back() < work.ticket.observed_end) return;
   const bool is_last = first_query + tile.queries == work.tokens;
+  work.observed_end = index.back() + 1;
   parallel_.Run(static_cast<int>(lanes.size()), [&](int l) {
     const LaneAnswer& lane = lanes[static_cast<size_t>(l)];
     std::vector<float> lse(lane.lse().begin(), lane.lse().end());

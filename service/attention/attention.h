@@ -41,8 +41,10 @@ class Attention {
 
  private:
   struct Work;  // One item under way.
+  class Hold;
 
   absl::Status TakeSlots(Work& work);
+  absl::StatusOr<std::vector<std::vector<int32_t>>> FindVictims(Work& work);
   absl::Status PlaceBeforeDeadline(Work& work, std::span<const std::vector<int32_t>> victims);
   absl::Status AppendTokens(Work& work);
   absl::Status Answer(Work& work);

@@ -445,9 +445,11 @@ class Climb {
       const Form& form = forms[static_cast<size_t>(f)];
       lanes_[form.choice->lane].AttendForm(PageOf(*form.choice), form.choice->rung, form.bytes);
     });
-    if (attends.empty()) return;
-    status_.Update(tools_.device.Run(attends));
-    for (LaneAnswer& lane : lanes_) lane.TakeExact();
+    if (!attends.empty()) {
+      status_.Update(tools_.device.Run(attends));
+      for (LaneAnswer& lane : lanes_) lane.TakeExact();
+    }
+    tools_.source.GiveUp();
   }
 
   AbsentPage& PageOf(const Choice& choice) { return lanes_[choice.lane].pages()[choice.page]; }

@@ -63,6 +63,28 @@ absl::Status BuildRecord(const CarryPlan& plan, const gpu::Device& device,
   return absl::OkStatus();
 }
 
+uint64_t RecordBytes(const CarryPlan& plan) {
+  const Model& model = *plan.sequence->model;
+  return model.geometry.record(model.fingerprint).record_bytes();
+}
+
+bool Holds(std::span<const uint64_t> sizes, uint64_t bytes) {
+  return std::ranges::find(sizes, bytes) != sizes.end();
+}
+
+// Erases `keys`, a few per call: none is so long that its medium seems to hang. Returns those that
+// were not taken.
+std::vector<storage::BlockKey> EraseFrom(storage::Tier& tier,
+                                         std::span<const storage::BlockKey> keys) {
+  constexpr size_t kKeysPerCall = 128;
+  while (!keys.empty()) {
+    const size_t count = std::min(keys.size(), kKeysPerCall);
+    if (!tier.Erase(keys.first(count)).ok()) break;
+    keys = keys.subspan(count);
+  }
+  return {keys.begin(), keys.end()};
+}
+
 bool IsOver(const storage::ByteBudget& budget, uint64_t percent) {
   return budget.used_bytes() > budget.limit_bytes() / 100 * percent;
 }
@@ -78,9 +100,7 @@ void Mover::Kick() {
 void Mover::Carry() {
   is_kicked_ = false;  // Whoever kicks from now on is heard.
   EraseOwed();
-  while (const auto plan = cache_.PlanSeal()) {
-    if (!SealOne(*plan)) break;
-  }
+  SealAll();
   if (tiers_.rocksdb == nullptr) return;
   // One block now and then finds out whether a tier that took none takes blocks again.
   if (!Degraded().empty() && !MoveOneDown()) return;
@@ -89,20 +109,45 @@ void Mover::Carry() {
   }
 }
 
-bool Mover::SealOne(const CarryPlan& plan) {
-  const Model& model = *plan.sequence->model;
-  const uint64_t bytes = model.geometry.record(model.fingerprint).record_bytes();
+// Each block that waits is tried once. Where one finds no room, records of other sizes may: tiers
+// keep those apart.
+void Mover::SealAll() {
+  std::vector<uint64_t> full;
+  for (size_t left = cache_.BlocksWaiting().to_seal; left > 0; --left) {
+    const auto plan = cache_.PlanSeal();
+    if (!plan.has_value()) return;
+    if (Holds(full, RecordBytes(*plan))) {
+      Commit(*plan, absl::ResourceExhaustedError("no room for records of this size"));
+      continue;
+    }
+    const absl::Status status = SealOne(*plan);
+    if (absl::IsResourceExhausted(status)) {
+      full.push_back(RecordBytes(*plan));
+    } else if (!status.ok()) {
+      return;
+    }
+  }
+}
+
+absl::Status Mover::SealOne(const CarryPlan& plan) {
+  const uint64_t bytes = RecordBytes(plan);
   RecordBuffer buffer = TakeBuffer(bytes);
   const std::span<std::byte> record(buffer.memory.get(), bytes);
-  const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
-  const bool is_built = device.ok() && BuildRecord(plan, *device, record).ok();
-
-  const auto tier = is_built ? WriteDown({.key = plan.key, .record = record}) : std::nullopt;
+  const auto write = [&]() -> absl::StatusOr<TierName> {
+    EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(backend_));
+    EBBTIDE_RETURN_IF_ERROR(BuildRecord(plan, device, record));
+    return WriteDown({.key = plan.key, .record = record});
+  };
+  const absl::StatusOr<TierName> tier = write();
   KeepBuffer(std::move(buffer));
+  Commit(plan, tier);
+  return tier.status();
+}
+
+void Mover::Commit(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) {
   const bool is_closed = cache_.CommitSeal(plan, tier);
   if (is_closed) Erase({&plan.key, 1});
   Reap(plan.sequence);
-  return tier.has_value();
 }
 
 Mover::RecordBuffer Mover::TakeBuffer(uint64_t bytes) {
@@ -123,40 +168,74 @@ void Mover::KeepBuffer(RecordBuffer buffer) {
 }
 
 // The host tier, after making room; where that fails, straight into the tier below.
-std::optional<TierName> Mover::WriteDown(const storage::BlockWrite& write) {
+absl::StatusOr<TierName> Mover::WriteDown(const storage::BlockWrite& write) {
   absl::Status status = tiers_.host.Write({&write, 1});
   while (absl::IsResourceExhausted(status) && MoveOneDown())
     status = tiers_.host.Write({&write, 1});
   if (status.ok()) return TierName::kHost;
-  if (tiers_.rocksdb != nullptr && WriteRocksdb(write).ok()) return TierName::kRocksdb;
-  return std::nullopt;
+  if (tiers_.rocksdb == nullptr) return status;
+  EBBTIDE_RETURN_IF_ERROR(WriteRocksdb(write));
+  return TierName::kRocksdb;
 }
 
 bool Mover::MoveOneDown() {
   if (tiers_.rocksdb == nullptr) return false;
-  const auto plan = cache_.PlanMoveDown();
-  if (!plan.has_value()) return false;
-
-  // A block that the host tier lost stays named there: reads answer that it is missing.
-  const storage::BlockPin pin = tiers_.host.Pin(plan->key);
-  const bool is_lost = pin == nullptr;
-  const absl::Status status =
-      is_lost ? absl::OkStatus() : WriteRocksdb({.key = plan->key, .record = *pin});
-  const CarryOutcome outcome = is_lost                           ? CarryOutcome::kLost
-                               : status.ok()                     ? CarryOutcome::kMoved
-                               : absl::IsInvalidArgument(status) ? CarryOutcome::kLost
-                                                                 : CarryOutcome::kRetry;
-  const bool is_closed = cache_.CommitMoveDown(*plan, outcome);
-  if (is_closed) {
-    Erase({&plan->key, 1});
-  } else if (outcome == CarryOutcome::kMoved) {
-    if (!tiers_.host.Erase({&plan->key, 1}).ok()) {
+  std::vector<uint64_t> full;  // As in SealAll.
+  for (size_t left = cache_.BlocksWaiting().in_host; left > 0; --left) {
+    const auto plan = cache_.PlanMoveDown();
+    if (!plan.has_value()) return false;
+    if (Holds(full, RecordBytes(*plan))) {
+      if (cache_.CommitMoveDown(*plan, CarryOutcome::kNoRoom)) Erase({&plan->key, 1});
+      Reap(plan->sequence);
+      continue;
+    }
+    {
       const absl::MutexLock lock(&mu_);
-      owed_host_.push_back(plan->key);
+      ++moving_;
+    }
+    const absl::Status status = MoveDown(*plan);
+    {
+      const absl::MutexLock lock(&mu_);
+      --moving_;
+      ++moved_;
+    }
+    if (status.ok()) return true;
+    if (!absl::IsResourceExhausted(status)) return false;
+    full.push_back(RecordBytes(*plan));
+  }
+  return false;
+}
+
+//   kResourceExhausted, kUnavailable  the tier below did not take the block
+absl::Status Mover::MoveDown(const CarryPlan& plan) {
+  // A block that the host tier lost stays named there: reads answer that it is missing.
+  const storage::BlockPin pin = tiers_.host.Pin(plan.key);
+  absl::Status status = absl::OkStatus();
+  if (pin != nullptr) status = WriteRocksdb({.key = plan.key, .record = *pin});
+  const CarryOutcome outcome = pin == nullptr || absl::IsInvalidArgument(status)
+                                   ? CarryOutcome::kLost
+                               : absl::IsResourceExhausted(status) ? CarryOutcome::kNoRoom
+                               : status.ok()                       ? CarryOutcome::kMoved
+                                                                   : CarryOutcome::kRetry;
+  const bool is_closed = cache_.CommitMoveDown(plan, outcome);
+  if (is_closed) {
+    Erase({&plan.key, 1});
+  } else if (outcome == CarryOutcome::kMoved) {
+    if (!tiers_.host.Erase({&plan.key, 1}).ok()) {
+      const absl::MutexLock lock(&mu_);
+      owed_host_.push_back(plan.key);
     }
   }
-  Reap(plan->sequence);
-  return outcome != CarryOutcome::kRetry;
+  Reap(plan.sequence);
+  return outcome == CarryOutcome::kLost ? absl::OkStatus() : status;
+}
+
+bool Mover::AwaitMove(absl::Duration deadline) {
+  const absl::MutexLock lock(&mu_);
+  if (moving_ == 0) return false;
+  const uint64_t before = moved_;
+  const auto has_moved = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return moved_ != before; };
+  return mu_.AwaitWithTimeout(absl::Condition(&has_moved), deadline - clock_.SinceStart());
 }
 
 absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
@@ -180,7 +259,8 @@ absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
 absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
   if (bytes == 0) return absl::OkStatus();
   while (!tiers_.host_budget.TryCharge(bytes)) {
-    if (clock_.SinceStart() < deadline && MoveOneDown()) continue;
+    // Where all that could move is on its way already, its end is waited for.
+    if (clock_.SinceStart() < deadline && (MoveOneDown() || AwaitMove(deadline))) continue;
     return Refuse(
         absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
         absl::StrCat("host tier: ", bytes, " B for lanes, digests and score state do not fit, ",
@@ -208,36 +288,51 @@ LowerRoom Mover::RoomOf(uint64_t record_bytes) const {
 }
 
 void Mover::Erase(std::span<const storage::BlockKey> keys) {
-  if (keys.empty()) return;
-  const bool host_erased = tiers_.host.Erase(keys).ok();
-  const bool below_erased = tiers_.rocksdb == nullptr || tiers_.rocksdb->Erase(keys).ok();
+  const std::vector<storage::BlockKey> host = EraseFrom(tiers_.host, keys);
+  std::vector<storage::BlockKey> below;
+  if (tiers_.rocksdb != nullptr) below = EraseFrom(*tiers_.rocksdb, keys);
+  if (host.empty() && below.empty()) return;
   const absl::MutexLock lock(&mu_);
-  if (!host_erased) owed_host_.insert(owed_host_.end(), keys.begin(), keys.end());
-  if (!below_erased) owed_rocksdb_.insert(owed_rocksdb_.end(), keys.begin(), keys.end());
+  owed_host_.insert(owed_host_.end(), host.begin(), host.end());
+  owed_rocksdb_.insert(owed_rocksdb_.end(), below.begin(), below.end());
 }
 
 void Mover::EraseOwed() {
   std::vector<storage::BlockKey> host;
   std::vector<storage::BlockKey> below;
+  std::vector<SequenceRef> frames;
   {
     const absl::MutexLock lock(&mu_);
     host.swap(owed_host_);
     below.swap(owed_rocksdb_);
+    frames.swap(owed_frames_);
   }
-  const bool host_erased = host.empty() || tiers_.host.Erase(host).ok();
-  const bool below_erased = below.empty() || tiers_.rocksdb->Erase(below).ok();
+  host = EraseFrom(tiers_.host, host);
+  if (tiers_.rocksdb != nullptr) below = EraseFrom(*tiers_.rocksdb, below);
+  for (const SequenceRef& sequence : frames) ZeroAndRelease(sequence);
   const absl::MutexLock lock(&mu_);
-  if (!host_erased) owed_host_.insert(owed_host_.end(), host.begin(), host.end());
-  if (!below_erased) owed_rocksdb_.insert(owed_rocksdb_.end(), below.begin(), below.end());
+  owed_host_.insert(owed_host_.end(), host.begin(), host.end());
+  owed_rocksdb_.insert(owed_rocksdb_.end(), below.begin(), below.end());
 }
 
-// Frames that could not be zeroed are given to nobody.
 void Mover::Reap(const SequenceRef& sequence) {
-  if (!cache_.MayReap(sequence)) return;
+  if (cache_.MayReap(sequence)) ZeroAndRelease(sequence);
+}
+
+// Frames that could not be zeroed are given to nobody, and tried again later.
+void Mover::ZeroAndRelease(const SequenceRef& sequence) {
   const gpu::ZeroArgs zero{
       {sequence->memory.front().frames, sequence->facts.pool_bytes}};  // Closed: nobody writes it.
   const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
-  if (device.ok() && device->Run(std::span(&zero, 1)).ok()) cache_.Reap(sequence);
+  absl::Status status = device.status();
+  if (device.ok()) status = device->Run(std::span(&zero, 1));
+  if (status.ok()) return cache_.Reap(sequence);
+  Log(LogLevel::kError, "frames of a closed sequence are not zeroed yet, and given to nobody",
+      {{"sequence", sequence->facts.args.sequence},
+       {"bytes", sequence->facts.pool_bytes},
+       {"why", std::string(status.message())}});
+  const absl::MutexLock lock(&mu_);
+  owed_frames_.push_back(sequence);
 }
 
 std::string Mover::Degraded() const {

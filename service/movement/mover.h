@@ -83,14 +83,21 @@ class Mover {
   };
 
   void Carry();
-  bool SealOne(const CarryPlan& plan);
+  void SealAll();
+  absl::Status SealOne(const CarryPlan& plan);
+  void Commit(const CarryPlan& plan, const absl::StatusOr<TierName>& tier);
   // A buffer is kept from one seal to the next: its pages would cost as much as what is written.
   RecordBuffer TakeBuffer(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void KeepBuffer(RecordBuffer buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  std::optional<TierName> WriteDown(const storage::BlockWrite& write);
-  bool MoveOneDown();
+  absl::StatusOr<TierName> WriteDown(const storage::BlockWrite& write);
+  // Moves the block longest in the host of those that the tier below has room for.
+  bool MoveOneDown() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status MoveDown(const CarryPlan& plan);
+  // Whether another thread's move ended meanwhile; false at once where none is under way.
+  bool AwaitMove(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteRocksdb(const storage::BlockWrite& write) ABSL_LOCKS_EXCLUDED(mu_);
   void EraseOwed() ABSL_LOCKS_EXCLUDED(mu_);
+  void ZeroAndRelease(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   Cache& cache_;
@@ -106,9 +113,12 @@ class Mover {
   mutable absl::Mutex mu_;
   std::string degraded_ ABSL_GUARDED_BY(mu_);
   RecordBuffer spare_ ABSL_GUARDED_BY(mu_);
-  // Erasures that the tier did not take.
+  int moving_ ABSL_GUARDED_BY(mu_) = 0;      // Blocks on their way down,
+  uint64_t moved_ ABSL_GUARDED_BY(mu_) = 0;  // and how many got there or back.
+  // Erasures that the tier did not take, and closed sequences whose frames were not zeroed.
   std::vector<storage::BlockKey> owed_host_ ABSL_GUARDED_BY(mu_);
   std::vector<storage::BlockKey> owed_rocksdb_ ABSL_GUARDED_BY(mu_);
+  std::vector<SequenceRef> owed_frames_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ebbtide::service

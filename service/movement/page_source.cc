@@ -3,6 +3,7 @@
 #include "service/movement/page_source.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "gpu/kernels/codes.h"
@@ -49,7 +50,13 @@ PageSource::PageSource(Cache& cache, const LowerTiers& tiers, Staging& staging,
       layer_(ticket.layer) {}
 
 PageSource::~PageSource() {
-  if (holds_share_) staging_.GiveShare();
+  GiveUp();
+}
+
+void PageSource::GiveUp() {
+  pinned_.clear();
+  staged_.clear();
+  if (std::exchange(holds_share_, false)) staging_.GiveShare();
 }
 
 uint64_t PageSource::bytes_of(storage::PagePart part) const {
@@ -61,30 +68,26 @@ std::span<std::byte> PageSource::Stage(size_t bytes) {
 }
 
 void PageSource::Fetch(std::span<PageRequest> requests, absl::Duration patience) {
-  pinned_.clear();
+  GiveUp();
   pinned_.reserve(requests.size());
-  staged_.clear();
-  if (!holds_share_) holds_share_ = staging_.TakeShare(patience);
-  if (!holds_share_) {
-    for (PageRequest& request : requests) {
-      request.bytes = {};
-      request.state = FetchState::kUnavailable;
-    }
-    return;
-  }
   std::vector<Block> places = cache_.Places(sequence_);
+  std::vector<PageRequest*> in_slots;
   std::vector<PageRequest*> below;
   for (PageRequest& request : requests) {
     request.bytes = {};
     request.state = FetchState::kMissing;
     const Block& block = places[static_cast<size_t>(request.page)];
     if (block.stage != BlockStage::kSealed) {
-      FetchFromSlots(request);
+      in_slots.push_back(&request);
     } else if (block.tier == TierName::kRocksdb || !FetchInPlace(request)) {
       below.push_back(&request);  // Or it moved down since the cache was asked.
     }
   }
-  FetchStaged(below);
+  if (!in_slots.empty() || !below.empty()) {
+    holds_share_ = staging_.TakeShare(patience);
+    for (PageRequest* const request : in_slots) FetchFromSlots(*request);
+    FetchStaged(below);
+  }
   NoteLost(requests);
 }
 
@@ -118,21 +121,18 @@ void PageSource::NoteLost(std::span<const PageRequest> requests) {
 }
 
 void PageSource::FetchFromSlots(PageRequest& request) {
+  request.tier = TierName::kDevice;
+  request.state = FetchState::kUnavailable;
+  if (!holds_share_) return;
   const LaneMemory& memory = sequence_->memory[static_cast<size_t>(
       layer_ * sequence_->model->geometry.kv_heads + request.kv_head)];
   const Lane& lane = sequence_->facts.lane(layer_, request.kv_head);
   const int32_t first = request.page * memory.shape.tokens;
   const int32_t end = std::min(first + memory.shape.tokens, lane.length());
-  for (int32_t index = first; index < end; ++index) {
-    // Reclaimed since the cache was asked: its block is confirmed by now, and below.
-    if (lane.slot_of(index) == kNoSlot) return;
-  }
   const SlotsOfTokens slots = FindSlots(memory, lane, first, end);
   const std::span<std::byte> page = Stage(memory.shape.page_bytes());
   const gpu::GatherArgs gather{
       .shape = memory.shape, .key_slot = slots.keys, .value_slot = slots.values, .page = page};
-  request.tier = TierName::kDevice;
-  request.state = FetchState::kUnavailable;
   if (!device_.Run(std::span(&gather, 1)).ok()) return;
   request.bytes =
       request.part == storage::PagePart::kExact ? page : Encode(memory.shape, page, request.part);
@@ -198,6 +198,13 @@ bool PageSource::FindPart(const PinnedBlock& block, PageRequest& request) const 
 
 void PageSource::FetchStaged(std::span<PageRequest*> requests) {
   if (requests.empty() || tiers_.rocksdb == nullptr) return;
+  if (!holds_share_) {
+    for (PageRequest* const request : requests) {
+      request->tier = TierName::kRocksdb;
+      request->state = FetchState::kUnavailable;
+    }
+    return;
+  }
   const Model& model = *sequence_->model;
   const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
   std::vector<storage::PageRead> reads;

@@ -31,7 +31,7 @@ struct PageRequest {
   int32_t page = 0;
   storage::PagePart part = storage::PagePart::kExact;
   // Out:
-  std::span<const std::byte> bytes = {};  // Valid until the next Fetch; empty unless kOk.
+  std::span<const std::byte> bytes = {};  // Valid until GiveUp or the next Fetch; empty unless kOk.
   TierName tier = TierName::kHost;        // kDevice: gathered from slots.
   FetchState state = FetchState::kMissing;
 };
@@ -63,10 +63,13 @@ class PageSource {
   uint64_t group_bytes() const { return staging_.share_bytes(); }
   uint64_t bytes_of(storage::PagePart part) const;
 
-  // Fills each request. The bytes of the last Fetch are given up.
-  // Others may have all the staging there is: after `patience` none is available.
+  // Fills each request. Pages that lie in the host are read in place; others need a share of the
+  // staging: where all are lent for longer than `patience`, those are not available.
   // Pages that are lost are counted and logged, each once.
   void Fetch(std::span<PageRequest> requests, absl::Duration patience);
+  // Gives up the bytes of the last Fetch, and the share that they may lie in: nobody holds it while
+  // he computes.
+  void GiveUp();
   // The name of a page that is missing or corrupt.
   LostPage Lost(const PageRequest& request) const;
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 
 #include "base/bytes.h"
+#include "base/status_macros.h"
 #include "service/reason.h"
 
 namespace ebbtide::service {
@@ -28,18 +29,29 @@ absl::StatusOr<Admission::Ticket> Admission::Enter(uint64_t bytes) {
         absl::StatusCode::kResourceExhausted, "SERVER_BUSY",
         absl::StrFormat("%d calls are in progress, the limit; %s", calls_, limits_.advice));
   }
-  if (calls_ > 0 && bytes_ + bytes > limits_.bytes) {
-    return Refuse(
-        absl::StatusCode::kResourceExhausted, "SERVER_BUSY",
-        absl::StrFormat("this request of %s would exceed the limit of %s for all requests "
-                        "in progress, which hold %s; call again later",
-                        FormatBytes(bytes), FormatBytes(limits_.bytes), FormatBytes(bytes_)));
-  }
+  EBBTIDE_RETURN_IF_ERROR(CheckBytes("request", bytes, calls_));
   bytes_ += bytes;
   if (++calls_ == limits_.calls) {
     full_since_ = clock_.SinceStart();
   }
   return Ticket(this, bytes);
+}
+
+absl::Status Admission::CheckBytes(std::string_view what, uint64_t bytes, uint32_t others) const {
+  if (others == 0 || bytes_ + bytes <= limits_.bytes) return absl::OkStatus();
+  return Refuse(
+      absl::StatusCode::kResourceExhausted, "SERVER_BUSY",
+      absl::StrFormat("this %s of %s would exceed the limit of %s for all calls in "
+                      "progress, which hold %s; call again later",
+                      what, FormatBytes(bytes), FormatBytes(limits_.bytes), FormatBytes(bytes_)));
+}
+
+absl::Status Admission::Ticket::Grow(uint64_t bytes) {
+  const absl::MutexLock lock(&admission_->mu_);
+  EBBTIDE_RETURN_IF_ERROR(admission_->CheckBytes("answer", bytes, admission_->calls_ - 1));
+  admission_->bytes_ += bytes;
+  bytes_ += bytes;
+  return absl::OkStatus();
 }
 
 void Admission::Leave(uint64_t bytes) {

@@ -23,7 +23,9 @@ class Admission {
  public:
   struct Limits {
     uint32_t calls = 0;
-    uint64_t bytes = 0;  // Of all requests in progress; a call alone is never refused for its size.
+    // Of all requests in progress, and of answers that are larger; a call alone is never refused
+    // for its size.
+    uint64_t bytes = 0;
     std::string_view advice = "call again later";  // For who is over `calls`.
   };
 
@@ -36,6 +38,10 @@ class Admission {
     }
     Ticket& operator=(Ticket&&) = delete;
     ~Ticket();
+
+    // For an answer of so many bytes more.
+    //   kResourceExhausted  SERVER_BUSY: as Enter; nothing changed
+    absl::Status Grow(uint64_t bytes);
 
    private:
     Admission* admission_;
@@ -62,6 +68,8 @@ class Admission {
 
  private:
   void Leave(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckBytes(std::string_view what, uint64_t bytes, uint32_t others) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Limits limits_;
   const Clock& clock_;

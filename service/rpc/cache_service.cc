@@ -2,6 +2,8 @@
 
 #include "service/rpc/cache_service.h"
 
+#include <type_traits>
+
 #include "absl/strings/str_format.h"
 
 #include "base/bytes.h"
@@ -16,7 +18,7 @@ namespace ebbtide::service {
 template <typename Request, typename Response, typename Work>
 grpc::Status CacheService::Answer(grpc::ServerContext& context, const Request& request,
                                   Response& response, Work work) {
-  const absl::StatusOr<Admission::Ticket> ticket = parts_.admission.Enter(request.ByteSizeLong());
+  absl::StatusOr<Admission::Ticket> ticket = parts_.admission.Enter(request.ByteSizeLong());
   if (!ticket.ok()) {
     return ToGrpc(parts_.refusals.Counted(ticket.status()), context);
   }
@@ -24,7 +26,11 @@ grpc::Status CacheService::Answer(grpc::ServerContext& context, const Request& r
     return grpc::Status::CANCELLED;  // Nobody is there to read an answer.
   }
   response.set_boot_id(parts_.facts.boot_id);
-  return ToGrpc(work(), context);
+  if constexpr (std::is_invocable_v<Work, Admission::Ticket&>) {
+    return ToGrpc(work(*ticket), context);
+  } else {
+    return ToGrpc(work(), context);
+  }
 }
 
 grpc::Status CacheService::RegisterModel(grpc::ServerContext* context,
@@ -111,9 +117,10 @@ grpc::Status CacheService::Attend(grpc::ServerContext* context, const v1::Attend
 grpc::Status CacheService::ReadPages(grpc::ServerContext* context,
                                      const v1::ReadPagesRequest* request,
                                      v1::ReadPagesResponse* response) {
-  return Answer(*context, *request, *response, [&]() -> absl::Status {
+  return Answer(*context, *request, *response, [&](Admission::Ticket& ticket) -> absl::Status {
     EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
     const absl::Duration left = TimeLeft(*context, parts_.facts.call_deadline);
+    // Pages are held as such, as a message, and as gRPC sends it.
     EBBTIDE_ASSIGN_OR_RETURN(
         const std::vector<PageBytes> pages,
         parts_.engine.ReadPages({.sequence = request->sequence(),
@@ -122,6 +129,7 @@ grpc::Status CacheService::ReadPages(grpc::ServerContext* context,
                                  .first_page = request->first_page(),
                                  .page_count = request->page_count(),
                                  .answer_bytes_max = parts_.facts.message_bytes_max,
+                                 .admit = [&](uint64_t bytes) { return ticket.Grow(3 * bytes); },
                                  .deadline = parts_.clock.SinceStart() + left}));
     for (const PageBytes& page : pages) {
       WritePage(page, *response->add_pages());

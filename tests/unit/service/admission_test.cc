@@ -62,6 +62,25 @@ TEST_F(AdmissionTest, LargeCallInProgressLeavesNoBytesForOthers) {
   EXPECT_THAT(admission_.Enter(0), StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
+TEST_F(AdmissionTest, AnswersAreBoundedWithRequestsButOneAloneIsNot) {
+  {
+    absl::StatusOr<Admission::Ticket> alone = admission_.Enter(10);
+    ASSERT_THAT(alone, IsOk());
+    EXPECT_THAT(alone->Grow(1000), IsOk());
+  }
+  absl::StatusOr<Admission::Ticket> first = admission_.Enter(10);
+  ASSERT_THAT(first, IsOk());
+  ASSERT_THAT(first->Grow(50), IsOk());
+  absl::StatusOr<Admission::Ticket> second = admission_.Enter(0);
+  ASSERT_THAT(second, IsOk());
+
+  const absl::Status refused = second->Grow(41);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                AllOf(HasSubstr("answer of 41 B"), HasSubstr("hold 60 B"))));
+  EXPECT_EQ(ReasonOf(refused), "SERVER_BUSY");
+  EXPECT_THAT(second->Grow(40), IsOk());
+}
+
 TEST_F(AdmissionTest, ClosedTurnsEveryoneAwayAndWaitsForThoseWithin) {
   std::optional<absl::StatusOr<Admission::Ticket>> within = admission_.Enter(0);
   admission_.Close();

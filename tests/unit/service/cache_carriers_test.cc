@@ -105,13 +105,16 @@ TEST_F(CacheCarriersTest, CommittedSealHasItsPlaceAndIsCounted) {
   cache().CheckInvariants();
 }
 
-TEST_F(CacheCarriersTest, BlockThatCouldNotBeWrittenIsTheNextToBePlanned) {
+TEST_F(CacheCarriersTest, BlockThatCouldNotBeWrittenIsTheNextAgainUnlessItHadNoRoom) {
   stand_.Append("a", 0, 2 * kPage);
-  const auto plan = cache().PlanSeal();
 
-  EXPECT_FALSE(cache().CommitSeal(*plan, std::nullopt));
-
+  EXPECT_FALSE(cache().CommitSeal(*cache().PlanSeal(), absl::UnavailableError("")));
   EXPECT_EQ(BlockOf(0).stage, BlockStage::kSealing);
+  const auto again = cache().PlanSeal();
+  EXPECT_EQ(again->block, 0);
+
+  EXPECT_FALSE(cache().CommitSeal(*again, absl::ResourceExhaustedError("")));
+  EXPECT_EQ(cache().PlanSeal()->block, 1);
   EXPECT_EQ(cache().PlanSeal()->block, 0);
   EXPECT_EQ(cache().Counters().blocks_sealed, 0U);
 }
@@ -145,10 +148,13 @@ TEST_F(CacheCarriersTest, MoveIsCommittedByItsOutcome) {
   EXPECT_EQ(BlockOf(1).tier, TierName::kHost);
   const auto again = cache().PlanMoveDown();
   EXPECT_EQ(again->block, 1);  // It is still the oldest.
+  EXPECT_FALSE(cache().CommitMoveDown(*again, CarryOutcome::kNoRoom));
+  const auto next = cache().PlanMoveDown();
+  EXPECT_EQ(next->block, 2);  // Others go first.
 
-  EXPECT_FALSE(cache().CommitMoveDown(*again, CarryOutcome::kLost));
-  EXPECT_EQ(BlockOf(1).tier, TierName::kHost);  // Named where it was lost.
-  EXPECT_EQ(cache().PlanMoveDown()->block, 2);
+  EXPECT_FALSE(cache().CommitMoveDown(*next, CarryOutcome::kLost));
+  EXPECT_EQ(BlockOf(2).tier, TierName::kHost);  // Named where it was lost.
+  EXPECT_EQ(cache().PlanMoveDown()->block, 1);
   EXPECT_EQ(cache().Counters().blocks_moved_down, 1U);
 }
 
@@ -161,17 +167,20 @@ TEST_F(CacheCarriersTest, ClosedSequenceIsPlannedNoMore) {
   EXPECT_FALSE(cache().PlanMoveDown().has_value());
 }
 
-TEST_F(CacheCarriersTest, CopyMadeForAClosedSequenceIsToBeErased) {
+// A write that was given up may still arrive: what is not known to be unwritten is erased.
+TEST_F(CacheCarriersTest, CopyThatMayHaveBeenMadeForAClosedSequenceIsToBeErased) {
   stand_.Append("a", 0, 3 * kPage);
   Seal(TierName::kHost);
   const auto seal = cache().PlanSeal();
   const auto unwritten = cache().PlanSeal();
   const auto move = cache().PlanMoveDown();
-  ASSERT_TRUE(cache().Close("a", "CLOSED").ok());
+  const auto closed = cache().Close("a", "CLOSED");
+  ASSERT_TRUE(closed.ok());
 
+  EXPECT_EQ((*closed)->blocks.size(), 3U);
   EXPECT_TRUE(cache().CommitSeal(*seal, TierName::kHost));
-  EXPECT_FALSE(cache().CommitSeal(*unwritten, std::nullopt));
-  EXPECT_TRUE(cache().CommitMoveDown(*move, CarryOutcome::kMoved));
+  EXPECT_TRUE(cache().CommitSeal(*unwritten, absl::UnavailableError("")));
+  EXPECT_TRUE(cache().CommitMoveDown(*move, CarryOutcome::kRetry));
 
   EXPECT_FALSE(cache().PlanSeal().has_value());
   EXPECT_EQ(cache().Counters().blocks_sealed, 1U);
@@ -179,7 +188,7 @@ TEST_F(CacheCarriersTest, CopyMadeForAClosedSequenceIsToBeErased) {
   cache().CheckInvariants();
 }
 
-TEST_F(CacheCarriersTest, MoveThatFailedLeavesNoCopyToErase) {
+TEST_F(CacheCarriersTest, MoveOfAClosedSequenceIsErasedHoweverItEnded) {
   stand_.Append("a", 0, 2 * kPage);
   Seal(TierName::kHost);
   Seal(TierName::kHost);
@@ -187,8 +196,8 @@ TEST_F(CacheCarriersTest, MoveThatFailedLeavesNoCopyToErase) {
   const auto lost = cache().PlanMoveDown();
   ASSERT_TRUE(cache().Close("a", "CLOSED").ok());
 
-  EXPECT_FALSE(cache().CommitMoveDown(*refused, CarryOutcome::kRetry));
-  EXPECT_FALSE(cache().CommitMoveDown(*lost, CarryOutcome::kLost));
+  EXPECT_TRUE(cache().CommitMoveDown(*refused, CarryOutcome::kRetry));
+  EXPECT_TRUE(cache().CommitMoveDown(*lost, CarryOutcome::kLost));
 
   EXPECT_FALSE(cache().PlanMoveDown().has_value());
 }

@@ -57,9 +57,9 @@ uint64_t CacheStand::record_bytes() const {
 }
 
 service::SequenceRef CacheStand::Open(const std::string& name, int32_t budget_tokens,
-                                      int32_t chunk_tokens) {
+                                      int32_t chunk_tokens, const std::string& model) {
   const auto opened = cache_.Open({.sequence = name,
-                                   .model = "m",
+                                   .model = model,
                                    .policy = "streaming",
                                    .budget_tokens = static_cast<uint32_t>(budget_tokens),
                                    .chunk_tokens = static_cast<uint32_t>(chunk_tokens)},

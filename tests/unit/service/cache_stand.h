@@ -50,7 +50,7 @@ class CacheStand {
   uint64_t host_cost() const { return host_tier_->CostBytes(record_bytes()); }
 
   service::SequenceRef Open(const std::string& name, int32_t budget_tokens = 64,
-                            int32_t chunk_tokens = 512);
+                            int32_t chunk_tokens = 512, const std::string& model = "m");
   service::Ticket Begin(const std::string& name, uint32_t layer, uint64_t first, int32_t tokens);
   // The tokens take slots and lie in them; what they need is charged to nobody.
   void Place(const service::Ticket& ticket, const std::vector<int32_t>& victims = {});

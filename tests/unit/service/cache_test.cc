@@ -194,6 +194,54 @@ TEST_F(CacheTest, WatchingASequenceDoesNotKeepItAlive) {
   EXPECT_THAT(cache_.Idle(), ElementsAre("a"));
 }
 
+TEST_F(CacheTest, SequenceThatWasCalledSinceItWasFoundIdleStaysOpen) {
+  clock_.Advance(kIdle);
+  ASSERT_THAT(cache_.Idle(), ElementsAre("a"));
+
+  cache_.Abandon(Begin(0, 0, 1));
+
+  EXPECT_FALSE(cache_.CloseIdle("a").has_value());
+  EXPECT_OK(cache_.Find("a"));
+}
+
+TEST_F(CacheTest, SequenceOpenedAnewUnderAnIdleOnesNameStaysOpen) {
+  clock_.Advance(kIdle);
+  ASSERT_THAT(cache_.Idle(), ElementsAre("a"));
+  ASSERT_OK(cache_.Close("a", "CLOSED"));
+  Open(std::numeric_limits<uint64_t>::max());
+
+  EXPECT_FALSE(cache_.CloseIdle("a").has_value());
+  EXPECT_OK(cache_.Find("a"));
+}
+
+TEST_F(CacheTest, IdleSequenceIsClosedAndCountedAsSuch) {
+  Append(0, 3);
+  clock_.Advance(kIdle);
+
+  EXPECT_TRUE(cache_.CloseIdle("a").has_value());
+
+  EXPECT_FALSE(cache_.CloseIdle("a").has_value());
+  EXPECT_EQ(cache_.Counters().tokens_forgotten.at("IDLE"), 3U * 4);
+}
+
+TEST_F(CacheTest, NeedThatHasGrownOverWhatWasChargedIsRefused) {
+  const Ticket first = Begin(0, 0, 20);
+  Place(first);
+  const Ticket second = Begin(1, 0, 20);
+  const std::vector<std::vector<int32_t>> victims(2);
+  std::vector<std::vector<int32_t>> slots;
+  ASSERT_EQ(cache_.NeedOf(second).metadata_bytes, 0U);
+  cache_.Withdraw(first);  // Its blocks are the second's to begin now.
+
+  const auto need = cache_.Place(
+      second, {.victims = victims, .positions = {}, .room = kPlenty, .charged_bytes = 0}, &slots);
+
+  EXPECT_THAT(need, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("were withdrawn")));
+  EXPECT_EQ(Promised(), 0U);
+  cache_.Abandon(second);
+  cache_.CheckInvariants();
+}
+
 TEST_F(CacheTest, OpeningAgainKeepsItAlive) {
   clock_.Advance(kIdle);
 

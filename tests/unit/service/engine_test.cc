@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -301,7 +302,13 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
     ASSERT_OK(worker.StepAllLayers({.first = first, .count = 32, .phase = Phase::kPrefill}).status);
   }
   stand.Settle();
+  // The host stands over its watermark no longer: carriers are done.
+  while (stand.host_budget().used_bytes() > stand.host_budget().limit_bytes() / 100 * 75)
+    stand.engine().CloseIdle();
   ASSERT_GT(stand.engine().GetStats().tiers[2].blocks, 0U);
+  const absl::Cleanup let_go = [&] {  // A test that fails must not hang.
+    if (!disk_answers.HasBeenNotified()) disk_answers.Notify();
+  };
   disk->Set({.delay = 1, .on_delay = [&] { disk_answers.WaitForNotification(); }});
 
   const StepAnswer without = worker.Step({.first = 256});
@@ -404,6 +411,70 @@ TEST_F(EngineTest, FramesThatCouldNotBeZeroedAreGivenToNobody) {
   ASSERT_OK(stand.engine().CloseSequence("first"));
 
   EXPECT_THAT(second.Open(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("second")));
+  failing.device->fails = [](const gpu::Batch&) { return false; };
+  // Whenever blocks are carried, it is tried again.
+  while (stand.engine().GetStats().tiers[0].used_bytes > 0) stand.engine().CloseIdle();
+  EXPECT_OK(second.Open());
+}
+
+TEST_F(EngineTest, AnAnswerThatTheDeviceFailsIsCountedAndObservedWhenItIsAskedForAgain) {
+  EngineStand twin_stand;
+  FailingDevice failing;
+  EngineStand stand(failing.Setup());
+  Worker twin(twin_stand.engine(), tokens_, "a");
+  Worker worker(stand.engine(), tokens_, "a");
+  twin.open =
+      worker.open = {.policy = "h2o", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(twin.Open().status());
+  ASSERT_OK(worker.Open().status());
+  for (int32_t first = 0; first < 160; first += 20) {
+    const Worker::Call call = {.first = first, .count = 20, .phase = Phase::kPrefill};
+    ASSERT_OK(twin.StepAllLayers(call).status);
+    failing.device->fails = &FaultyBackend::Is<gpu::AttendArgs>;
+    const StepAnswer failed = worker.Step(call);
+    failing.device->fails = [](const gpu::Batch&) { return false; };
+
+    EXPECT_EQ(service::ReasonOf(failed.status), "DEVICE_LOST");
+    EXPECT_EQ(failed.length, static_cast<uint64_t>(first) + 20);  // They stay appended.
+    ASSERT_OK(worker.StepAllLayers(call).status);
+  }
+
+  EXPECT_EQ(stand.engine().GetStats().refused.at("DEVICE_LOST"), 8U);
+  EXPECT_TRUE(stand.engine().is_device_lost());
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(ResidentsOf(stand.engine(), layer), ResidentsOf(twin_stand.engine(), layer));
+  }
+}
+
+// A call that ends in an exception holds its layer no longer.
+TEST_F(EngineTest, MemoryThatRunsOutInACallLeavesTheSequenceAsItWas) {
+  FailingDevice failing;
+  EngineStand stand(failing.Setup());
+  Worker worker(stand.engine(), tokens_, "a");
+  worker.open = {.policy = "h2o+caote", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  ASSERT_OK(worker.StepAllLayers({.first = 0, .count = 32, .phase = Phase::kPrefill}).status);
+  ASSERT_OK(worker.StepAllLayers({.first = 32, .count = 32, .phase = Phase::kPrefill}).status);
+  const Worker::Call call = {.first = 64, .count = 20, .phase = Phase::kPrefill};
+  stand.Settle();
+  const uint64_t used = stand.host_budget().used_bytes();
+  for (const auto& runs_out :
+       {&FaultyBackend::Is<gpu::DamageArgs>, &FaultyBackend::Is<gpu::AppendArgs>,
+        &FaultyBackend::Is<gpu::AttendArgs>}) {
+    failing.device->fails = [&](const gpu::Batch& batch) {
+      if (runs_out(batch)) throw std::bad_alloc();
+      return false;
+    };
+    EXPECT_THROW(worker.Step(call), std::bad_alloc);
+    stand.engine().CheckInvariants();
+  }
+  failing.device->fails = [](const gpu::Batch&) { return false; };
+  EXPECT_EQ(stand.host_budget().used_bytes(), used);
+
+  const StepAnswer answer = worker.StepAllLayers(call);
+  ASSERT_OK(answer.status);
+  EXPECT_EQ(answer.length, 84U);
+  EXPECT_FALSE(answer.replayed);
 }
 
 TEST_F(EngineTest, RepeatedCallIsReplayedAndChangesNothing) {

@@ -272,6 +272,29 @@ TEST(MoverTest, FullTierBelowIsDegradedToo) {
   EXPECT_TRUE(stand.cache().HasUnsealed());
 }
 
+// Tiers keep records of different sizes apart: one that is full for some may take others.
+TEST(MoverTest, BlocksThatFindNoRoomHoldUpNoneOfAnotherSize) {
+  CacheStand stand({.host_blocks = 2, .below_blocks = 10});
+  Geometry larger = test::SmallGeometry();
+  larger.layers = 8;
+  ASSERT_OK(stand.cache().RegisterModel("large", larger, "weights"));
+  const SequenceRef large = stand.Open("large one", 64, 64, "large");
+  const SequenceRef small = stand.Open("small one");
+  for (uint32_t layer = 0; layer < 8; ++layer) {
+    const Ticket ticket = stand.Begin("large one", layer, 0, kPage);
+    stand.Place(ticket);
+    stand.Finish(ticket);
+  }
+  stand.Append("small one", 0, kPage);
+  ASSERT_GT(large->model->geometry.record(0).record_bytes(), 2 * stand.host_cost());
+  stand.below().Set({.full = 1});
+
+  stand.Carry();  // The host has no room for the large block, and the tier below takes none.
+
+  EXPECT_THAT(Places(stand, large), ElementsAre(TierName::kDevice));
+  EXPECT_THAT(Places(stand, small), ElementsAre(kHost));
+}
+
 TEST(MoverTest, BlockThatTheHostTierLostHoldsUpNoOther) {
   CacheStand stand({.host_blocks = 2, .below_blocks = 10});
   const SequenceRef sequence = stand.Open("a");

@@ -328,8 +328,31 @@ TEST_F(PageSourceTest, NobodyWaitsForStagingPastTheirPatience) {
   EXPECT_EQ(request.state, FetchState::kOk);
 }
 
-TEST_F(PageSourceTest, SourceHoldsOneShareOfStagingWhileItLives) {
+TEST_F(PageSourceTest, PageInTheHostNeedsNoShareOfTheStaging) {
   stand_.Carry();
+  const auto source = MakeSource();
+  for (int i = 0; i < Staging::kShares; ++i) {
+    ASSERT_TRUE(staging_.TakeShare(absl::ZeroDuration()));
+  }
+  PageRequest request{.kv_head = 1, .page = 1};
+
+  source->Fetch({&request, 1}, absl::ZeroDuration());
+
+  EXPECT_EQ(request.state, FetchState::kOk);
+}
+
+TEST_F(PageSourceTest, ShareIsGivenBackWithTheBytes) {
+  const auto source = MakeSource();
+  Fetch(*source, {.kv_head = 0, .page = 0});
+  for (int i = 1; i < Staging::kShares; ++i) ASSERT_TRUE(staging_.TakeShare(absl::ZeroDuration()));
+  ASSERT_FALSE(staging_.TakeShare(absl::ZeroDuration()));
+
+  source->GiveUp();
+
+  EXPECT_TRUE(staging_.TakeShare(absl::ZeroDuration()));
+}
+
+TEST_F(PageSourceTest, SourceHoldsOneShareOfStagingWhileItHoldsBytes) {
   std::vector<std::unique_ptr<PageSource>> sources;
   for (int i = 0; i < Staging::kShares; ++i) {
     sources.push_back(MakeSource());

@@ -329,6 +329,16 @@ TEST_F(RpcServerTest, HealthTellsOfCallsThatNeverEnd) {
   EXPECT_EQ(HealthOf(channel_, ""), "SERVING");
 }
 
+TEST_F(RpcServerTest, HealthTellsOfADeviceThatIsLost) {
+  Start();
+  engine_.device_is_lost = true;
+
+  server_->RefreshHealth();
+
+  EXPECT_EQ(HealthOf(channel_, ""), "NOT_SERVING");
+  EXPECT_EQ(HealthOf(channel_, "ebbtide.v1.StatsService"), "SERVING");
+}
+
 TEST_F(RpcServerTest, ShutdownRefusesTheNewAndFinishesTheOld) {
   Start();
   std::vector<std::thread> callers = FillPlaces();

@@ -35,6 +35,7 @@ class ScriptedEngine : public Engine {
   std::function<absl::Status(std::string_view)> close_sequence = [](std::string_view) {
     return absl::OkStatus();
   };
+  bool device_is_lost = false;
   std::function<Stats()> get_stats = [] { return Stats{}; };
   std::function<std::vector<SequenceSummary>(std::string_view, size_t)> list_sequences =
       [](std::string_view, size_t) { return std::vector<SequenceSummary>(); };
@@ -69,6 +70,7 @@ class ScriptedEngine : public Engine {
   }
   void CloseIdle() override {}
   bool Settle(absl::Duration) override { return true; }
+  bool is_device_lost() override { return device_is_lost; }
   void CheckInvariants() override {}
 };
 
