@@ -52,7 +52,7 @@ absl::Status PatientTier::Wait(std::string_view what, std::function<absl::Status
     if (call->is_given_up) --given_up_;
   });
   if (!queued.ok()) return absl::UnavailableError(queued.message());
-  if (mu_.AwaitWithTimeout(absl::Condition(&call->is_done), limit_)) return call->status;
+  if (mu_.AwaitWithTimeout(absl::Condition(&call->is_done), limit_)) return std::move(call->status);
   call->is_given_up = true;
   ++given_up_;
   return absl::UnavailableError(absl::StrCat(std::string(name()), " tier: no answer to a ",

@@ -10,19 +10,28 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 
 #include "gpu/backend.h"
 
 namespace ebbtide::test {
 
-// Thread-compatible in `fails`: set it while nobody calls.
+// Thread-safe where `backend` is.
 class FaultyBackend final : public gpu::Backend {
  public:
   explicit FaultyBackend(gpu::Backend& backend) : backend_(backend) {}
 
-  std::function<bool(const gpu::Batch&)> fails = [](const gpu::Batch&) { return false; };
-  // For `fails`: every batch of such args.
+  using Fault = std::function<bool(const gpu::Batch&)>;
+
+  // From now on.
+  void Fail(Fault fails) {
+    const absl::MutexLock lock(&mu_);
+    fails_ = std::move(fails);
+  }
+  void Heal() { Fail(nullptr); }
+  // A fault: every batch of such args.
   template <class Args>
   static bool Is(const gpu::Batch& batch) {
     return std::holds_alternative<std::span<const Args>>(batch);
@@ -37,12 +46,20 @@ class FaultyBackend final : public gpu::Backend {
     return backend_.MakeStream();
   }
   absl::Status Run(gpu::Stream& stream, const gpu::Batch& batch) override {
-    if (fails(batch)) return absl::UnavailableError("the device failed, as told");
+    if (const Fault fails = Now(); fails != nullptr && fails(batch))
+      return absl::UnavailableError("the device failed, as told");
     return backend_.Run(stream, batch);
   }
 
  private:
+  Fault Now() {
+    const absl::MutexLock lock(&mu_);
+    return fails_;
+  }
+
   gpu::Backend& backend_;
+  absl::Mutex mu_;
+  Fault fails_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ebbtide::test

@@ -303,7 +303,7 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   }
   stand.Settle();
   // The host stands over its watermark no longer: carriers are done.
-  while (stand.host_budget().used_bytes() > stand.host_budget().limit_bytes() / 100 * 75)
+  while (stand.host_budget().used_bytes() > stand.host_budget().limit_bytes() / 100 * 85)
     stand.engine().CloseIdle();
   ASSERT_GT(stand.engine().GetStats().tiers[2].blocks, 0U);
   const absl::Cleanup let_go = [&] {  // A test that fails must not hang.
@@ -375,9 +375,9 @@ TEST_F(EngineTest, ADeviceThatFailsInAnyPartOfACallLeavesTheSequenceAsItWas) {
       const Worker::Call call = {
           .layer = step % 2, .first = step / 2 * 20, .count = 20, .phase = Phase::kPrefill};
       ASSERT_OK(twin.Step(call).status);
-      failing.device->fails = faults[f];
+      failing.device->Fail(faults[f]);
       const StepAnswer failed = worker.Step(call);
-      failing.device->fails = [](const gpu::Batch&) { return false; };
+      failing.device->Heal();
       stand.engine().CheckInvariants();
       if (failed.status.ok()) continue;  // It had no need of the batch.
       ++refused;
@@ -406,12 +406,12 @@ TEST_F(EngineTest, FramesThatCouldNotBeZeroedAreGivenToNobody) {
   Worker second(stand.engine(), tokens_, "second");
   first.open = second.open = {.policy = "streaming", .budget_tokens = 48, .chunk_tokens = 32};
   ASSERT_OK(first.Open().status());
-  failing.device->fails = &FaultyBackend::Is<gpu::ZeroArgs>;
+  failing.device->Fail(&FaultyBackend::Is<gpu::ZeroArgs>);
 
   ASSERT_OK(stand.engine().CloseSequence("first"));
 
   EXPECT_THAT(second.Open(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("second")));
-  failing.device->fails = [](const gpu::Batch&) { return false; };
+  failing.device->Heal();
   // Whenever blocks are carried, it is tried again.
   while (stand.engine().GetStats().tiers[0].used_bytes > 0) stand.engine().CloseIdle();
   EXPECT_OK(second.Open());
@@ -430,9 +430,9 @@ TEST_F(EngineTest, AnAnswerThatTheDeviceFailsIsCountedAndObservedWhenItIsAskedFo
   for (int32_t first = 0; first < 160; first += 20) {
     const Worker::Call call = {.first = first, .count = 20, .phase = Phase::kPrefill};
     ASSERT_OK(twin.StepAllLayers(call).status);
-    failing.device->fails = &FaultyBackend::Is<gpu::AttendArgs>;
+    failing.device->Fail(&FaultyBackend::Is<gpu::AttendArgs>);
     const StepAnswer failed = worker.Step(call);
-    failing.device->fails = [](const gpu::Batch&) { return false; };
+    failing.device->Heal();
 
     EXPECT_EQ(service::ReasonOf(failed.status), "DEVICE_LOST");
     EXPECT_EQ(failed.length, static_cast<uint64_t>(first) + 20);  // They stay appended.
@@ -461,14 +461,14 @@ TEST_F(EngineTest, MemoryThatRunsOutInACallLeavesTheSequenceAsItWas) {
   for (const auto& runs_out :
        {&FaultyBackend::Is<gpu::DamageArgs>, &FaultyBackend::Is<gpu::AppendArgs>,
         &FaultyBackend::Is<gpu::AttendArgs>}) {
-    failing.device->fails = [&](const gpu::Batch& batch) {
+    failing.device->Fail([&](const gpu::Batch& batch) {
       if (runs_out(batch)) throw std::bad_alloc();
       return false;
-    };
+    });
     EXPECT_THROW(worker.Step(call), std::bad_alloc);
     stand.engine().CheckInvariants();
   }
-  failing.device->fails = [](const gpu::Batch&) { return false; };
+  failing.device->Heal();
   EXPECT_EQ(stand.host_budget().used_bytes(), used);
 
   const StepAnswer answer = worker.StepAllLayers(call);
