@@ -19,6 +19,7 @@
 
 #include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/attend_page.h"
 #include "gpu/kernels/bound.h"
 #include "gpu/kernels/codes.h"
 #include "gpu/kernels/damage.h"
@@ -36,6 +37,7 @@ class CudaStream;
 
 absl::Status AppendCuda(std::span<const AppendArgs> lanes, CudaStream& stream);
 absl::Status AttendCuda(std::span<const AttendArgs> lanes, CudaStream& stream);
+absl::Status AttendPageCuda(std::span<const AttendPageArgs> lanes, CudaStream& stream);
 absl::Status AveragePoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
 absl::Status BoundCuda(std::span<const BoundArgs> lanes, CudaStream& stream);
 absl::Status CodeErrorsCuda(std::span<const CodeErrorArgs> lanes, CudaStream& stream);

@@ -95,23 +95,24 @@ class AttendPageTest : public OnReferenceAndTarget {
     Result result{std::vector<float>(rows * sample.dim(), nan), std::vector<float>(rows, nan),
                   std::vector<float>(rows * sample.dim(), nan), std::vector<Spread>(rows),
                   std::vector<float>(rows * static_cast<size_t>(sample.tokens), nan)};
-    Choose(&AttendPageReference, &AttendPageCpu)({.rows = sample.rows,
-                                                  .tokens = sample.tokens,
-                                                  .head_dim = sample.head_dim,
-                                                  .scale = sample.scale,
-                                                  .query = sample.query,
-                                                  .page = sample.page,
-                                                  .visible = sample.visible,
-                                                  .output = result.output,
-                                                  .lse = result.lse,
-                                                  .focal_output = result.focal_output,
-                                                  .spread = result.spread,
-                                                  .logits = result.logits});
+    Choose(&AttendPageReference, &AttendPageCpu,
+           &AttendPageOnCuda)({.rows = sample.rows,
+                               .tokens = sample.tokens,
+                               .head_dim = sample.head_dim,
+                               .scale = sample.scale,
+                               .query = sample.query,
+                               .page = sample.page,
+                               .visible = sample.visible,
+                               .output = result.output,
+                               .lse = result.lse,
+                               .focal_output = result.focal_output,
+                               .spread = result.spread,
+                               .logits = result.logits});
     return result;
   }
   static void CheckRow(const Sample& sample, const Result& result, size_t row);
 };
-INSTANTIATE_TEST_SUITE_P(Every, AttendPageTest, ReferenceAndEveryTarget(), TargetName);
+INSTANTIATE_TEST_SUITE_P(Every, AttendPageTest, ReferenceTargetsAndCuda(), TargetName);
 
 void ExpectJustAbove(double found, long double exact) {
   ASSERT_GE(found, exact);

@@ -13,6 +13,7 @@
 
 #include "gpu/kernels/append.h"
 #include "gpu/kernels/attend.h"
+#include "gpu/kernels/attend_page.h"
 #include "gpu/kernels/bound.h"
 #include "gpu/kernels/codes.h"
 #include "gpu/kernels/digest.h"
@@ -50,6 +51,9 @@ inline void AppendOnCuda(const AppendArgs& args) {
 }
 inline void AttendOnCuda(const AttendArgs& args) {
   RunOnCuda<AttendArgs>(&AttendCuda, {&args, 1});
+}
+inline void AttendPageOnCuda(const AttendPageArgs& args) {
+  RunOnCuda<AttendPageArgs>(&AttendPageCuda, {&args, 1});
 }
 inline void AveragePoolOnCuda(const PoolArgs& args) {
   RunOnCuda<PoolArgs>(&AveragePoolCuda, {&args, 1});
@@ -102,6 +106,7 @@ inline constexpr bool kHasCuda = false;
 
 inline void AppendOnCuda(const AppendArgs& /*args*/) {}
 inline void AttendOnCuda(const AttendArgs& /*args*/) {}
+inline void AttendPageOnCuda(const AttendPageArgs& /*args*/) {}
 inline void AveragePoolOnCuda(const PoolArgs& /*args*/) {}
 inline void BoundOnCuda(const BoundArgs& /*args*/) {}
 inline void CodeErrorsOnCuda(const CodeErrorArgs& /*args*/) {}
