@@ -39,6 +39,16 @@ endif()
 #   ebbtide_cuda_library(gpu_cuda SRCS a.cc b_cuda.cu PUBLIC ebbtide::gpu)
 function(ebbtide_cuda_library name)
   ebbtide_library(${name} ${ARGN})
+  set(least 1000)
+  foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
+    string(REGEX MATCH "^[0-9]+" number "${architecture}")
+    if(number AND number LESS least)
+      set(least ${number})
+    endif()
+  endforeach()
+  if(least LESS 1000)  # "native" and the like say nothing.
+    target_compile_definitions(ebbtide_${name} PRIVATE EBBTIDE_CUDA_CAPABILITY_MIN=${least})
+  endif()
   target_include_directories(ebbtide_${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(ebbtide_${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xptxas=-warn-spills,-warn-lmem-usage

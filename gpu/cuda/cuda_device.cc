@@ -91,8 +91,9 @@ absl::StatusOr<CudaDevice> FindCudaDevice() {
   if (device.capability < kCudaCapabilityMin) {
     return absl::FailedPreconditionError(absl::StrCat(
         device.name, " has compute capability ", properties.major, ".", properties.minor,
-        ", kernels need ", kCudaCapabilityMin / 10, ".", kCudaCapabilityMin % 10,
-        " or later; choose another device with CUDA_VISIBLE_DEVICES"));
+        ", this build's kernels need ", kCudaCapabilityMin / 10, ".", kCudaCapabilityMin % 10,
+        " or later; choose another device with CUDA_VISIBLE_DEVICES, or build with ",
+        "CMAKE_CUDA_ARCHITECTURES of its own (8.0 at least)"));
   }
   EBBTIDE_RETURN_IF_ERROR(CudaStatus(device.name, cudaSetDevice(kDevice)));
   device.virtual_memory = FindVirtualMemory();

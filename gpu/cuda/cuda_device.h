@@ -41,7 +41,12 @@ struct CudaDevice {
   std::optional<VirtualMemory> virtual_memory = std::nullopt;
 };
 
-inline constexpr int kCudaCapabilityMin = 80;  // What kernels are built for, from Ampere on.
+// The least that this build's kernels were compiled for (CMAKE_CUDA_ARCHITECTURES).
+#if defined(EBBTIDE_CUDA_CAPABILITY_MIN)
+inline constexpr int kCudaCapabilityMin = EBBTIDE_CUDA_CAPABILITY_MIN;
+#else
+inline constexpr int kCudaCapabilityMin = 80;
+#endif
 
 // The first device that this process may see (CUDA_VISIBLE_DEVICES says which), made ready.
 //   kFailedPrecondition  no driver, one that is too old, no device, or one that is too old

@@ -15,7 +15,6 @@ namespace {
 template <class Memory>
 absl::StatusOr<Memory> Owned(const char* kind, size_t bytes, void* memory, cudaError_t error) {
   if (error == cudaSuccess) return Memory(static_cast<std::byte*>(memory));
-  (void)cudaGetLastError();  // Known now, not an answer to the next launch.
   return CudaStatus(absl::StrCat(kind, " memory of ", FormatBytes(bytes)), error);
 }
 
@@ -38,6 +37,12 @@ absl::StatusOr<DeviceMemory> AllocateDevice(size_t bytes) {
 absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes) {
   void* memory = nullptr;
   const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+  if (error == cudaErrorMemoryAllocation) {
+    (void)CudaStatus("pinned memory", error);  // Whose advice is for the device's.
+    return absl::ResourceExhaustedError(
+        absl::StrCat("pinned memory of ", FormatBytes(bytes),
+                     " can't be had: raise the container's memory limit, or lower host.budget"));
+  }
   return Owned<PinnedMemory>("pinned", bytes, memory, error);
 }
 

@@ -8,13 +8,23 @@ namespace ebbtide::gpu {
 
 absl::Status CudaStatus(std::string_view what, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();  // Known now, not an answer to the next launch.
   const std::string message = absl::StrCat(std::string(what), ": ", cudaGetErrorName(error));
-  if (error == cudaErrorMemoryAllocation) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(message, "; lower the device budget or free device memory"));
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return absl::ResourceExhaustedError(
+          absl::StrCat(message, "; lower the device budget or free device memory"));
+    case cudaErrorInvalidConfiguration:
+    case cudaErrorInvalidValue:
+    case cudaErrorLaunchOutOfResources:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+      return absl::InternalError(
+          absl::StrCat(message, "; this build does not fit the device: please report it"));
+    default:
+      return absl::UnavailableError(
+          absl::StrCat(message, "; the device is lost to this process, restart the daemon"));
   }
-  return absl::UnavailableError(
-      absl::StrCat(message, "; the device is lost to this process, restart the daemon"));
 }
 
 }  // namespace ebbtide::gpu

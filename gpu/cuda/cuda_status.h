@@ -14,7 +14,9 @@
 namespace ebbtide::gpu {
 
 // `what` says what was asked for: "attend", "device memory of 2 MiB".
+// The runtime remembers the error no longer, which it would answer to the next launch.
 //   kResourceExhausted  the device has no such room
+//   kInternal           the build and the device do not go together; nothing was run
 //   kUnavailable        anything else: the device failed, and nothing of it may be trusted any more
 absl::Status CudaStatus(std::string_view what, cudaError_t error);
 

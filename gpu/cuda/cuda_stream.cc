@@ -78,8 +78,15 @@ absl::Status CudaStream::CarryUploads() {
 absl::StatusOr<std::byte*> CudaStream::TakeScratch(size_t bytes) {
   bytes = RoundUp(bytes, kAlignment);
   if (scratch_bytes_ - scratch_used_ < bytes) {
-    const size_t wanted = std::max({2 * scratch_bytes_, bytes, kScratchBytes});
-    EBBTIDE_ASSIGN_OR_RETURN(auto memory, AllocateDevice(wanted));
+    // Twice the last, up to what one launch may take, unless more is needed or less is free.
+    size_t wanted = std::max({2 * scratch_bytes_, bytes, kScratchBytes});
+    wanted = std::max(std::min(wanted, scratch_bytes_max_), bytes);
+    absl::StatusOr<gpu::DeviceMemory> room = AllocateDevice(wanted);
+    if (absl::IsResourceExhausted(room.status()) && wanted > bytes) {
+      wanted = bytes;
+      room = AllocateDevice(wanted);
+    }
+    EBBTIDE_ASSIGN_OR_RETURN(auto memory, std::move(room));
     outgrown_.push_back(std::move(scratch_));
     scratch_.reset(memory.release());
     scratch_bytes_ = wanted;

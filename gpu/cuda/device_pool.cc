@@ -119,11 +119,9 @@ class MappedRange {
 absl::StatusOr<DeviceBuffer> AllocatePlain(size_t bytes) {
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, bytes + kAlignment);
-  if (error == cudaErrorMemoryAllocation) {
-    (void)cudaGetLastError();  // Known now, not an answer to the next call.
-    return NoRoom(bytes);
-  }
-  EBBTIDE_RETURN_IF_ERROR(CudaStatus(Asked(bytes), error));
+  const absl::Status status = CudaStatus(Asked(bytes), error);
+  if (absl::IsResourceExhausted(status)) return NoRoom(bytes);
+  EBBTIDE_RETURN_IF_ERROR(status);
   const auto address = reinterpret_cast<uintptr_t>(memory);
   auto* const aligned = static_cast<std::byte*>(memory) + (RoundUp(address, kAlignment) - address);
   return DeviceBuffer({aligned, bytes},

@@ -26,7 +26,7 @@ std::string LockedMemoryLimit() {
 }
 
 absl::Status Refused(const std::string& what, cudaError_t error) {
-  (void)cudaGetLastError();  // Known now, not an answer to the next call.
+  const absl::Status status = CudaStatus(what, error);
   switch (error) {
     case cudaErrorMemoryAllocation:
     case cudaErrorOperatingSystem:
@@ -38,7 +38,7 @@ absl::Status Refused(const std::string& what, cudaError_t error) {
       return absl::UnimplementedError(
           absl::StrCat(what, ": this system does not register host memory"));
     default:
-      return CudaStatus(what, error);
+      return status;
   }
 }
 
