@@ -47,6 +47,21 @@ constexpr uint16_t FloatToHalf(float value) {
   return static_cast<uint16_t>(sign | ((magnitude - 0x38000000U + 0xFFFU + odd) >> 13));
 }
 
+// bf16 is the upper half of an f32: exact for every bit pattern.
+constexpr float Bfloat16ToFloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+// Nearest bf16, ties to even; beyond its largest (3.39e38) infinite.
+constexpr uint16_t FloatToBfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) {
+    return static_cast<uint16_t>((bits >> 16) |
+                                 0x40U);  // A NaN whose upper half might say infinite.
+  }
+  return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
+
 // Element `d` of a row of keys or values; rows need no alignment.
 inline float ElementAt(Dtype dtype, const std::byte* row, int d) {
   if (dtype == Dtype::kF32) {
@@ -54,9 +69,19 @@ inline float ElementAt(Dtype dtype, const std::byte* row, int d) {
     std::memcpy(&value, row + static_cast<ptrdiff_t>(d) * 4, sizeof(value));
     return value;
   }
-  uint16_t half = 0;
-  std::memcpy(&half, row + static_cast<ptrdiff_t>(d) * 2, sizeof(half));
-  return HalfToFloat(half);
+  uint16_t bits = 0;
+  std::memcpy(&bits, row + static_cast<ptrdiff_t>(d) * 2, sizeof(bits));
+  return dtype == Dtype::kF16 ? HalfToFloat(bits) : Bfloat16ToFloat(bits);
+}
+
+// Rounds `value` to element `d` of a row.
+inline void StoreElement(Dtype dtype, std::byte* row, int d, float value) {
+  if (dtype == Dtype::kF32) {
+    std::memcpy(row + static_cast<ptrdiff_t>(d) * 4, &value, sizeof(value));
+    return;
+  }
+  const uint16_t bits = dtype == Dtype::kF16 ? FloatToHalf(value) : FloatToBfloat16(value);
+  std::memcpy(row + static_cast<ptrdiff_t>(d) * 2, &bits, sizeof(bits));
 }
 
 }  // namespace ebbtide::gpu

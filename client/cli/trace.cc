@@ -148,11 +148,8 @@ absl::StatusOr<Dtype> ParseDtype(const std::string& tensor, const nlohmann::json
       dtype != entry.end() && dtype->is_string() ? dtype->get<std::string>() : "none";
   if (name == "F16") return Dtype::kF16;
   if (name == "F32") return Dtype::kF32;
-  if (name == "BF16") {
-    return NotATrace("%s is bf16; the daemon keeps f32 and f16: record the trace in one of them",
-                     tensor);
-  }
-  return NotATrace("%s has dtype %s; f32 and f16 are understood", tensor, name);
+  if (name == "BF16") return Dtype::kBF16;
+  return NotATrace("%s has dtype %s; f32, f16 and bf16 are understood", tensor, name);
 }
 
 // [tokens, heads, head_dim]; each extent within its limit, so that no product overflows.
@@ -327,9 +324,11 @@ std::vector<float> TraceTensor::ToFloats() const {
     return values;
   }
   for (size_t i = 0; i < values.size(); ++i) {
-    uint16_t half = 0;
-    std::memcpy(&half, bytes.data() + i * sizeof(half), sizeof(half));
-    values[i] = HalfToFloat(half);
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
+    values[i] = dtype == Dtype::kF16
+                    ? HalfToFloat(bits)
+                    : std::bit_cast<float>(uint32_t{bits} << 16);  // Its upper half.
   }
   return values;
 }

@@ -34,7 +34,7 @@ struct TraceTensor {
   // One token's one head, exactly as stored.
   std::span<const std::byte> Row(uint64_t token, uint32_t head) const;
 
-  // All elements; f16 widens without loss.
+  // All elements; f16 and bf16 widen without loss.
   std::vector<float> ToFloats() const;
 };
 

@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "gpu/shape.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace ebbtide::gpu {
 namespace HWY_NAMESPACE {
@@ -33,6 +35,26 @@ HWY_INLINE Floats Widen(const float* elements) {
 HWY_INLINE Floats Widen(const hwy::float16_t* elements) {
   const hn::Rebind<hwy::float16_t, FloatTag> half_tag;
   return hn::PromoteTo(FloatTag(), hn::LoadU(half_tag, elements));
+}
+// bf16 is the upper half of an f32.
+HWY_INLINE Floats Widen(const hwy::bfloat16_t* elements) {
+  const hn::RebindToUnsigned<FloatTag> word;
+  const hn::Rebind<uint16_t, FloatTag> half;
+  const auto bits = hn::LoadU(half, reinterpret_cast<const uint16_t*>(elements));
+  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(word, bits)));
+}
+
+// Calls use(T()), T being what elements of `dtype` are loaded as.
+template <class Use>
+HWY_INLINE void WithElement(Dtype dtype, Use use) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return use(float());
+    case Dtype::kF16:
+      return use(hwy::float16_t());
+    case Dtype::kBF16:
+      return use(hwy::bfloat16_t());
+  }
 }
 
 // The last `count` < kLanes elements of a row, then zeros. Nothing past the row is read.

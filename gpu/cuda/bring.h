@@ -12,10 +12,6 @@
 
 namespace ebbtide::gpu {
 
-inline size_t RowBytes(Dtype dtype, int head_dim) {
-  return static_cast<size_t>(head_dim) * DtypeBytes(dtype);
-}
-
 inline void Bring(AppendArgs& args, CarriedArrays& arrays) {
   const size_t row_bytes = RowBytes(args.dtype, args.head_dim);
   const auto tokens = static_cast<size_t>(args.tokens);

@@ -19,12 +19,35 @@ template <class T>
 struct Element;
 template <>
 struct Element<float> {
+  using Type = float;
   static __device__ __forceinline__ float Widen(float element) { return element; }
 };
 template <>
 struct Element<__half> {
+  using Type = __half;
   static __device__ __forceinline__ float Widen(__half element) { return __half2float(element); }
 };
+template <>
+struct Element<__nv_bfloat16> {
+  using Type = __nv_bfloat16;
+  static __device__ __forceinline__ float Widen(__nv_bfloat16 element) {
+    return __bfloat162float(element);
+  }
+};
+
+// Calls use(Element<T>()), T being what elements of `dtype` are.
+template <class Use>
+auto WithElement(Dtype dtype, Use use) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return use(Element<float>());
+    case Dtype::kF16:
+      return use(Element<__half>());
+    case Dtype::kBF16:
+      break;
+  }
+  return use(Element<__nv_bfloat16>());
+}
 
 // kThreads neighbouring threads share a row, each with kChunks pieces of 16 bytes. kIsRagged: rows
 // are no multiple of 16 bytes, and are read element by element.
@@ -109,8 +132,9 @@ auto WithRowShapeOf(int head_dim, Use use) {
 }
 template <class Use>
 auto WithRowShape(Dtype dtype, int head_dim, Use use) {
-  return dtype == Dtype::kF16 ? WithRowShapeOf<__half>(head_dim, use)
-                              : WithRowShapeOf<float>(head_dim, use);
+  return WithElement(dtype, [&](auto element) {
+    return WithRowShapeOf<typename decltype(element)::Type>(head_dim, use);
+  });
 }
 
 // Copies a row by the 32 threads of a warp, 16 bytes at a time where its addresses allow it; zeros

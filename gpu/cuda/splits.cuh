@@ -31,13 +31,19 @@ struct LaneSplits {
   std::vector<uint32_t> first_extents;  // For each split the extent that holds its first slot.
 };
 
-// Adds a lane's extents to the list. A lane of no slots has one split, for somebody must say so.
-inline LaneSplits PlaceExtents(std::span<const Extent> extents, std::vector<PlacedExtent>& placed) {
+// Adds a lane's extents to the list, whose rows have so many bytes and are read 16 at a time where
+// that goes. A lane of no slots has one split, for somebody must say so.
+inline LaneSplits PlaceExtents(std::span<const Extent> extents, size_t row_bytes,
+                               std::vector<PlacedExtent>& placed) {
   LaneSplits lane;
   lane.first_extents.reserve(extents.size() * kPageTokensMax / kSplitSlots + 1);
   const auto first = static_cast<uint32_t>(placed.size());
   for (const Extent& extent : extents) {
     if (extent.slots == 0) continue;
+    const auto addresses =
+        reinterpret_cast<uintptr_t>(extent.key) | reinterpret_cast<uintptr_t>(extent.value);
+    EBBTIDE_CHECK(row_bytes % 16 != 0 || addresses % 16 == 0,
+                  "keys and values of an extent are 16-byte aligned");
     const auto at = static_cast<uint32_t>(placed.size());
     placed.push_back({extent, lane.slots});
     lane.slots += static_cast<uint32_t>(extent.slots);

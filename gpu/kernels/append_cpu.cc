@@ -54,11 +54,8 @@ HWY_INLINE void AppendRows(const AppendArgs& args) {
   }
 }
 
-void AppendF32(const AppendArgs& args) {
-  AppendRows<float>(args);
-}
-void AppendF16(const AppendArgs& args) {
-  AppendRows<hwy::float16_t>(args);
+void AppendTarget(const AppendArgs& args) {
+  WithElement(args.dtype, [&](auto element) { AppendRows<decltype(element)>(args); });
 }
 
 // How many elements from the start are known to be small enough: all, or those before the first
@@ -81,11 +78,17 @@ HWY_INLINE size_t SmallPrefix(const std::byte* elements, size_t count, T limit) 
   return i;
 }
 
-size_t SmallPrefixF32(const std::byte* elements, size_t count) {
-  return SmallPrefix<uint32_t>(elements, count, std::bit_cast<uint32_t>(kMagnitudeMax) + 1);
-}
-size_t SmallPrefixF16(const std::byte* elements, size_t count) {
-  return SmallPrefix<uint16_t>(elements, count, 0x7C00U);  // All but infinities and NaNs.
+size_t SmallPrefixTarget(Dtype dtype, const std::byte* elements, size_t count) {
+  constexpr auto kTooLarge = std::bit_cast<uint32_t>(kMagnitudeMax) + 1;
+  switch (dtype) {
+    case Dtype::kF32:
+      return SmallPrefix<uint32_t>(elements, count, kTooLarge);
+    case Dtype::kF16:
+      return SmallPrefix<uint16_t>(elements, count, 0x7C00U);  // All but infinities and NaNs.
+    case Dtype::kBF16:
+      return SmallPrefix<uint16_t>(elements, count, (kTooLarge >> 16) + 1);
+  }
+  return 0;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -94,29 +97,18 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ebbtide::gpu {
-namespace {
 
-HWY_EXPORT(AppendF32);
-HWY_EXPORT(AppendF16);
-HWY_EXPORT(SmallPrefixF32);
-HWY_EXPORT(SmallPrefixF16);
-
-}  // namespace
+HWY_EXPORT(AppendTarget);
+HWY_EXPORT(SmallPrefixTarget);
 
 void AppendCpu(const AppendArgs& args) {
   CheckAppend(args);
-  if (args.dtype == Dtype::kF32) {
-    HWY_DYNAMIC_DISPATCH(AppendF32)(args);
-  } else {
-    HWY_DYNAMIC_DISPATCH(AppendF16)(args);
-  }
+  HWY_DYNAMIC_DISPATCH(AppendTarget)(args);
 }
 
 ptrdiff_t FindTooLarge(Dtype dtype, std::span<const std::byte> elements) {
   const size_t count = elements.size() / DtypeBytes(dtype);
-  const size_t small = dtype == Dtype::kF32
-                           ? HWY_DYNAMIC_DISPATCH(SmallPrefixF32)(elements.data(), count)
-                           : HWY_DYNAMIC_DISPATCH(SmallPrefixF16)(elements.data(), count);
+  const size_t small = HWY_DYNAMIC_DISPATCH(SmallPrefixTarget)(dtype, elements.data(), count);
   for (size_t i = small; i < count; ++i) {  // The rest of one group, or the tail.
     const auto element = ElementAt(dtype, elements.data() + i * DtypeBytes(dtype), 0);
     if (!(std::fabs(element) <= kMagnitudeMax)) return static_cast<ptrdiff_t>(i);

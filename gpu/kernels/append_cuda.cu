@@ -53,8 +53,18 @@ __global__ void __launch_bounds__(kThreads)
   const int token = row % lane.tokens;
   const std::byte* const from = lane.rows[half] + static_cast<size_t>(token) * lane.stride;
   CopyRow(slots[lane.first_slot + static_cast<uint32_t>(row)], from, lane.row_bytes, thread);
-  const double sum = lane.dtype == Dtype::kF16 ? SumOfSquares<__half>(from, lane.head_dim, thread)
-                                               : SumOfSquares<float>(from, lane.head_dim, thread);
+  double sum = 0;
+  switch (lane.dtype) {
+    case Dtype::kF32:
+      sum = SumOfSquares<float>(from, lane.head_dim, thread);
+      break;
+    case Dtype::kF16:
+      sum = SumOfSquares<__half>(from, lane.head_dim, thread);
+      break;
+    case Dtype::kBF16:
+      sum = SumOfSquares<__nv_bfloat16>(from, lane.head_dim, thread);
+      break;
+  }
   // As NormFromSquares (norm.h): the margin covers the sum's own rounding.
   if (thread == 0) lane.norms[half][token] = __double2float_ru(sqrt(sum) * (1 + 1e-13));
 }

@@ -37,7 +37,7 @@ void CheckAppend(const AppendArgs& args) {
 
 void AppendReference(const AppendArgs& args) {
   CheckAppend(args);
-  const size_t row_bytes = static_cast<size_t>(args.head_dim) * DtypeBytes(args.dtype);
+  const size_t row_bytes = RowBytes(args.dtype, args.head_dim);
   for (size_t token = 0; token < static_cast<size_t>(args.tokens); ++token) {
     const std::byte* key = args.key + token * args.stride;
     const std::byte* value = args.value + token * args.stride;

@@ -453,19 +453,12 @@ class PartKernel {
   int32_t tile_last_ = 0;
 };
 
-template <class T>
-void RunPart(const AttendArgs& args, const AttendPart& part, AttendPartial& partial) {
-  PartKernel<T> kernel(args, part);
-  kernel.Run();
-  kernel.Finish(partial);
-}
-
-void AttendPartF32(const AttendArgs& args, const AttendPart& part, AttendPartial& partial) {
-  RunPart<float>(args, part, partial);
-}
-
-void AttendPartF16(const AttendArgs& args, const AttendPart& part, AttendPartial& partial) {
-  RunPart<hwy::float16_t>(args, part, partial);
+void AttendPartTarget(const AttendArgs& args, const AttendPart& part, AttendPartial& partial) {
+  WithElement(args.dtype, [&](auto element) {
+    PartKernel<decltype(element)> kernel(args, part);
+    kernel.Run();
+    kernel.Finish(partial);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -474,19 +467,11 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ebbtide::gpu {
-namespace {
 
-HWY_EXPORT(AttendPartF32);
-HWY_EXPORT(AttendPartF16);
-
-}  // namespace
+HWY_EXPORT(AttendPartTarget);
 
 void AttendPartCpu(const AttendArgs& args, const AttendPart& part, AttendPartial& partial) {
-  if (args.dtype == Dtype::kF32) {
-    HWY_DYNAMIC_DISPATCH(AttendPartF32)(args, part, partial);
-  } else {
-    HWY_DYNAMIC_DISPATCH(AttendPartF16)(args, part, partial);
-  }
+  HWY_DYNAMIC_DISPATCH(AttendPartTarget)(args, part, partial);
 }
 
 }  // namespace ebbtide::gpu

@@ -373,10 +373,6 @@ Kernel ForRows(int rows) {
   return rows == 4 ? &AttendSplits<Shape, 4> : &AttendSplits<Shape, 8>;
 }
 
-bool IsAligned(const void* address) {
-  return reinterpret_cast<uintptr_t>(address) % 16 == 0;
-}
-
 // The lists of one launch: lanes that share dtype and head_dim.
 class Lists {
  public:
@@ -388,13 +384,9 @@ class Lists {
                                            static_cast<size_t>(head_dim))) {}
 
   void Add(const AttendArgs& args) {
-    const size_t row_bytes = static_cast<size_t>(head_dim_) * DtypeBytes(dtype_);
-    for (const Extent& extent : args.extents) {
-      EBBTIDE_CHECK(row_bytes % 16 != 0 || (IsAligned(extent.key) && IsAligned(extent.value)),
-                    "attend: keys and values of an extent are 16-byte aligned");
-    }
+    const size_t row_bytes = RowBytes(dtype_, head_dim_);
     const auto lane = static_cast<uint32_t>(lanes_.size());
-    const LaneSplits placed = PlaceExtents(args.extents, extents_);
+    const LaneSplits placed = PlaceExtents(args.extents, row_bytes, extents_);
     const auto rows = static_cast<uint32_t>(args.lse.size());
     lanes_.push_back({.query = args.query.data(),
                       .query_index = args.query_index.data(),

@@ -14,7 +14,7 @@ namespace ebbtide::gpu {
 namespace {
 
 void AttendRow(const AttendArgs& args, size_t row, std::vector<double>& logits) {
-  const size_t row_bytes = static_cast<size_t>(args.head_dim) * DtypeBytes(args.dtype);
+  const size_t row_bytes = RowBytes(args.dtype, args.head_dim);
   const double largest = ReferenceLogits(args, row, logits);
   std::vector<double> output(static_cast<size_t>(args.head_dim), 0.0);
   double sum = 0;

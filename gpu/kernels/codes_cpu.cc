@@ -18,6 +18,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "gpu/cpu/simd-inl.h"
 #include "gpu/element.h"
@@ -278,7 +279,7 @@ HWY_INLINE void DecodeRows(const PageShape& shape, const CodeBytes& codes, const
 template <class T>
 HWY_INLINE void RoundOutward(const float* low, const float* high, int d,
                              uint16_t (*bounds)[kHeadDimMax]) {
-  if constexpr (sizeof(T) == sizeof(uint16_t)) {  // They are among the f16 that came in.
+  if constexpr (std::is_same_v<T, hwy::float16_t>) {  // They are among the f16 that came in.
     const FloatTag tag;
     const hn::Rebind<hwy::float16_t, FloatTag> half;
     const auto store = [&](const float* from, uint16_t* to) {
@@ -360,11 +361,8 @@ void EncodeT(const EncodeArgs& args) {
   StoreCodeNorms(norms, args);
 }
 
-void EncodeF32(const EncodeArgs& args) {
-  EncodeT<float>(args);
-}
-void EncodeF16(const EncodeArgs& args) {
-  EncodeT<hwy::float16_t>(args);
+void EncodePage(const EncodeArgs& args) {
+  WithElement(args.shape.dtype, [&](auto element) { EncodeT<decltype(element)>(args); });
 }
 
 void DecodePage(const DecodeArgs& args) {
@@ -486,8 +484,7 @@ HWY_AFTER_NAMESPACE();
 namespace ebbtide::gpu {
 namespace {
 
-HWY_EXPORT(EncodeF32);
-HWY_EXPORT(EncodeF16);
+HWY_EXPORT(EncodePage);
 HWY_EXPORT(DecodePage);
 HWY_EXPORT(ErrorsPage);
 
@@ -495,11 +492,7 @@ HWY_EXPORT(ErrorsPage);
 
 void EncodeCpu(const EncodeArgs& args) {
   CheckEncode(args);
-  if (args.shape.dtype == Dtype::kF32) {
-    HWY_DYNAMIC_DISPATCH(EncodeF32)(args);
-  } else {
-    HWY_DYNAMIC_DISPATCH(EncodeF16)(args);
-  }
+  HWY_DYNAMIC_DISPATCH(EncodePage)(args);
 }
 
 void DecodeCpu(const DecodeArgs& args) {

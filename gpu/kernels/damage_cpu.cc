@@ -293,11 +293,8 @@ class DamageKernel {
 
 template <Formula kFormula>
 HWY_INLINE void RunDamage(const DamageArgs& args) {
-  if (args.dtype == Dtype::kF32) {
-    DamageKernel<float, kFormula>(args).Run();
-  } else {
-    DamageKernel<hwy::float16_t, kFormula>(args).Run();
-  }
+  WithElement(args.dtype,
+              [&](auto element) { DamageKernel<decltype(element), kFormula>(args).Run(); });
 }
 
 void DamageTarget(const DamageArgs& args) {
@@ -340,7 +337,7 @@ HWY_INLINE void SumValues(const WeightedValueArgs& args) {
 }
 
 void WeightedValueTarget(const WeightedValueArgs& args) {
-  args.dtype == Dtype::kF32 ? SumValues<float>(args) : SumValues<hwy::float16_t>(args);
+  WithElement(args.dtype, [&](auto element) { SumValues<decltype(element)>(args); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -451,8 +451,8 @@ __global__ void __launch_bounds__(kThreads, 3) WeightValues(const View view) {
 // The lists of one launch.
 class Lists {
  public:
-  void Add(Lane lane, std::span<const Extent> extents) {
-    const LaneSplits placed = PlaceExtents(extents, extents_);
+  void Add(Lane lane, size_t row_bytes, std::span<const Extent> extents) {
+    const LaneSplits placed = PlaceExtents(extents, row_bytes, extents_);
     lane.slots = placed.slots;
     lane.first_row = rows_;
     lane.first_partial = partials_;
@@ -506,7 +506,7 @@ absl::Status RunDamage(std::span<const DamageArgs> lanes, CudaStream& stream) {
                  .head_dim = args->head_dim,
                  .first_row = 0,
                  .first_partial = 0},
-                args->extents);
+                RowBytes(args->dtype, args->head_dim), args->extents);
     }
     EBBTIDE_ASSIGN_OR_RETURN(const View view, lists.Carry(stream, !kIsFast));
     if (!kIsFast) {
@@ -543,7 +543,7 @@ absl::Status WeightedValueCuda(std::span<const WeightedValueArgs> lanes, CudaStr
                  .head_dim = args->head_dim,
                  .first_row = 0,
                  .first_partial = 0},
-                args->extents);
+                RowBytes(args->dtype, args->head_dim), args->extents);
     }
     EBBTIDE_ASSIGN_OR_RETURN(const View view, lists.Carry(stream, true));
     return WithRowShape(group[0]->dtype, group[0]->head_dim, [&](auto shape) {

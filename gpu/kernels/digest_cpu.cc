@@ -122,7 +122,7 @@ HWY_INLINE void StoreMean(const Channels& channels, double share, Half* stored, 
 // The box, rounded outward.
 template <class T>
 HWY_INLINE void StoreBox(const Channels& channels, Half* low, Half* high) {
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (!std::is_same_v<T, Half>) {
     const FloatTag f;
     alignas(64) float least[kLanes];
     alignas(64) float most[kLanes];
@@ -244,8 +244,7 @@ class DigestKernel {
 };
 
 void DigestTarget(const DigestArgs& args) {
-  args.shape.dtype == Dtype::kF32 ? DigestKernel<float>(args).Run()
-                                  : DigestKernel<Half>(args).Run();
+  WithElement(args.shape.dtype, [&](auto element) { DigestKernel<decltype(element)>(args).Run(); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads) DigestPages(const Page* pages) {
 }  // namespace
 
 absl::Status DigestCuda(std::span<const DigestArgs> lanes, CudaStream& stream) {
-  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+  for (const Dtype dtype : kDtypes) {
     std::vector<Page> pages;
     for (const DigestArgs& args : lanes) {
       if (args.shape.dtype != dtype) continue;
@@ -136,9 +136,11 @@ absl::Status DigestCuda(std::span<const DigestArgs> lanes, CudaStream& stream) {
     }
     if (pages.empty()) continue;
     EBBTIDE_ASSIGN_OR_RETURN(const Page* there, stream.Upload(std::span<const Page>(pages)));
-    EBBTIDE_RETURN_IF_ERROR(Launch(
-        stream, {.operation = "digest", .grid = GridOf(pages.size(), 1), .threads = kThreads},
-        dtype == Dtype::kF16 ? &DigestPages<__half> : &DigestPages<float>, there));
+    EBBTIDE_RETURN_IF_ERROR(WithElement(dtype, [&](auto element) {
+      return Launch(stream,
+                    {.operation = "digest", .grid = GridOf(pages.size(), 1), .threads = kThreads},
+                    &DigestPages<typename decltype(element)::Type>, there);
+    }));
   }
   return absl::OkStatus();
 }

@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kThreads) EncodePages(const Page* pages) {
 }  // namespace
 
 absl::Status EncodeCuda(std::span<const EncodeArgs> lanes, CudaStream& stream) {
-  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+  for (const Dtype dtype : kDtypes) {
     std::vector<Page> pages;
     for (const EncodeArgs& args : lanes) {
       if (args.shape.dtype != dtype) continue;
@@ -318,9 +318,11 @@ absl::Status EncodeCuda(std::span<const EncodeArgs> lanes, CudaStream& stream) {
     }
     if (pages.empty()) continue;
     EBBTIDE_ASSIGN_OR_RETURN(const Page* there, stream.Upload(std::span<const Page>(pages)));
-    EBBTIDE_RETURN_IF_ERROR(Launch(
-        stream, {.operation = "encode", .grid = GridOf(pages.size(), 1), .threads = kThreads},
-        dtype == Dtype::kF16 ? &EncodePages<__half> : &EncodePages<float>, there));
+    EBBTIDE_RETURN_IF_ERROR(WithElement(dtype, [&](auto element) {
+      return Launch(stream,
+                    {.operation = "encode", .grid = GridOf(pages.size(), 1), .threads = kThreads},
+                    &EncodePages<typename decltype(element)::Type>, there);
+    }));
   }
   return absl::OkStatus();
 }

@@ -115,11 +115,7 @@ class KeyDiffKernel {
 };
 
 void KeyDiffTarget(const GeometryArgs& args) {
-  if (args.dtype == Dtype::kF32) {
-    KeyDiffKernel<float>(args).Run();
-  } else {
-    KeyDiffKernel<hwy::float16_t>(args).Run();
-  }
+  WithElement(args.dtype, [&](auto element) { KeyDiffKernel<decltype(element)>(args).Run(); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -215,7 +215,8 @@ absl::Status RunShape(std::span<const GeometryArgs* const> lanes, CudaStream& st
   std::vector<Split> splits;
   for (const GeometryArgs* args : lanes) {
     const auto lane = static_cast<uint32_t>(list.size());
-    const LaneSplits placed = PlaceExtents(args->extents, extents);
+    const size_t row_bytes = RowBytes(args->dtype, args->head_dim);
+    const LaneSplits placed = PlaceExtents(args->extents, row_bytes, extents);
     list.push_back({.score = args->score.data(),
                     .slots = placed.slots,
                     .first_split = static_cast<uint32_t>(splits.size()),

@@ -24,7 +24,7 @@ template <class Args>
 double ReferenceLogits(const Args& args, size_t row, std::vector<double>& logits) {
   const int32_t query_index = args.query_index[row % static_cast<size_t>(args.queries)];
   const float* const query = &args.query[row * static_cast<size_t>(args.head_dim)];
-  const size_t row_bytes = static_cast<size_t>(args.head_dim) * DtypeBytes(args.dtype);
+  const size_t row_bytes = RowBytes(args.dtype, args.head_dim);
   double largest = kHiddenLogit;
   size_t s = 0;
   for (const Extent& extent : args.extents) {

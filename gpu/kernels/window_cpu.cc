@@ -328,12 +328,8 @@ class WindowKernel {
   std::array<double, kBlockRows> total_ = {};  // Sum of e^(z - top).
 };
 
-void WindowF32(const WindowArgs& args) {
-  WindowKernel<float>(args).Run();
-}
-
-void WindowF16(const WindowArgs& args) {
-  WindowKernel<hwy::float16_t>(args).Run();
+void WindowTarget(const WindowArgs& args) {
+  WithElement(args.dtype, [&](auto element) { WindowKernel<decltype(element)>(args).Run(); });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -342,21 +338,15 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ebbtide::gpu {
-namespace {
 
-HWY_EXPORT(WindowF32);
-HWY_EXPORT(WindowF16);
-
-}  // namespace
+HWY_EXPORT(WindowTarget);
 
 void WindowCpu(const WindowArgs& args) {
   CheckWindow(args);
   if (args.queries == 0 || args.mass.empty()) {
     std::ranges::fill(args.mass, 0.0F);
-  } else if (args.dtype == Dtype::kF32) {
-    HWY_DYNAMIC_DISPATCH(WindowF32)(args);
   } else {
-    HWY_DYNAMIC_DISPATCH(WindowF16)(args);
+    HWY_DYNAMIC_DISPATCH(WindowTarget)(args);
   }
 }
 

@@ -7,10 +7,10 @@
 //
 // One block takes 256 slots, a tile at a time in shared memory; each of its four warps takes every
 // fourth 16 rows. f16 keys go through tensor cores as the columns of m16n8k16 (gpu/cuda/port.h),
-// rows of queries as its rows, in two f16 parts; f32 keys take the same places in registers and
-// plain products. So a thread holds rows l / 4 and l / 4 + 8 of 16, and of each 8 slots l % 4 * 2
-// and the next. No sum depends on blocks or time: a row's partial sums are joined in the order of
-// tiles, a slot's in that of rows and warps.
+// rows of queries as its rows, in two f16 parts (bf16: three); f32 keys take the same places in
+// registers and plain products. So a thread holds rows l / 4 and l / 4 + 8 of 16, and of each 8
+// slots l % 4 * 2 and the next. No sum depends on blocks or time: a row's partial sums are joined
+// in the order of tiles, a slot's in that of rows and warps.
 
 #include "gpu/kernels/window.h"
 
@@ -21,6 +21,7 @@
 #include "gpu/cuda/kernels.h"
 #include "gpu/cuda/lanes.h"
 #include "gpu/cuda/launch.h"
+#include "gpu/cuda/rows.cuh"
 #include "gpu/cuda/splits.cuh"
 #include "gpu/cuda/warp.cuh"
 #include "gpu/cuda/window_rows.cuh"
@@ -51,9 +52,9 @@ struct Shared {
   float across[kWarps][Shape::kSlots];
 };
 
-template <class Word>
+template <class T>
 struct View {
-  const Lane<Word>* lanes;
+  const Lane<T>* lanes;
   const PlacedExtent* extents;
   const Split* splits;
 };
@@ -62,8 +63,8 @@ struct View {
 
 // Looks up where the split's slots lie that some row sees.
 template <class Shape>
-__device__ void FindSlots(const View<typename Shape::Word>& view,
-                          const Lane<typename Shape::Word>& lane, const Split& split,
+__device__ void FindSlots(const View<typename Shape::Type>& view,
+                          const Lane<typename Shape::Type>& lane, const Split& split,
                           Shared<Shape>& shared) {
   for (int s = static_cast<int>(threadIdx.x); s < kSplitSlots; s += kThreads) {
     shared.row[s] = nullptr;
@@ -82,7 +83,7 @@ __device__ void FindSlots(const View<typename Shape::Word>& view,
 
 // shared.key := the keys of the split's slots from `first` on; zeros where there is nothing.
 template <class Shape>
-__device__ void LoadTile(const Lane<typename Shape::Word>& lane, Shared<Shape>& shared, int first) {
+__device__ void LoadTile(const Lane<typename Shape::Type>& lane, Shared<Shape>& shared, int first) {
   using In = typename Shape::In;
   using Piece = typename In::Piece;
   const int t = static_cast<int>(threadIdx.x);
@@ -114,13 +115,18 @@ __device__ void LoadTile(const Lane<typename Shape::Word>& lane, Shared<Shape>& 
 }
 
 // Products of 16 rows from `first` with the tile, on tensor cores.
-template <class Shape>
-__device__ __forceinline__ void Products(const Lane<unsigned>& lane, const Shared<Shape>& shared,
+template <class Shape, class T>
+__device__ __forceinline__ void Products(const Lane<T>& lane, const Shared<Shape>& shared,
                                          uint32_t first, float (&sum)[Shape::kColumns][4]) {
+  constexpr int kParts = Shape::In::kParts;
   const int t = static_cast<int>(threadIdx.x % kWarpThreads);
   const int words = lane.padded_dim / 2;
-  const bool has_low =
-      __any_sync(kWholeWarp, static_cast<int>(lane.has_low[first + t % kTileRows])) != 0;
+  const int parts = lane.parts[first + static_cast<uint32_t>(t % kTileRows)];
+  bool has_part[kParts];
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    has_part[p] = p == 0 || __any_sync(kWholeWarp, parts > p ? 1 : 0) != 0;
+  }
   const size_t at = (size_t{first} + t / 4) * static_cast<size_t>(words) + t % 4;
   const unsigned* const key = &shared.key[t / 4 * Shape::kPitch + t % 4];
 #pragma unroll 1  // More steps at once would take registers that warps take now.
@@ -131,15 +137,15 @@ __device__ __forceinline__ void Products(const Lane<unsigned>& lane, const Share
       b[n][0] = key[n * 8 * Shape::kPitch + w];
       b[n][1] = key[n * 8 * Shape::kPitch + w + 4];
     }
-    const auto add = [&](const unsigned* part) {
-      const unsigned* const upper = part + at + w;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      if (!has_part[p]) continue;
+      const unsigned* const upper = lane.part[p] + at + w;
       const unsigned* const lower = upper + 8 * words;
       const unsigned a[4] = {upper[0], lower[0], upper[4], lower[4]};
 #pragma unroll
-      for (int n = 0; n < Shape::kColumns; ++n) MultiplyAdd16x8x16(sum[n], a, b[n]);
-    };
-    add(lane.high);
-    if (has_low) add(lane.low);
+      for (int n = 0; n < Shape::kColumns; ++n) MultiplyAdd16x8x16<T>(sum[n], a, b[n]);
+    }
   }
 }
 
@@ -149,7 +155,7 @@ __device__ __forceinline__ void Products(const Lane<float>& lane, const Shared<S
                                          uint32_t first, float (&sum)[Shape::kColumns][4]) {
   const int t = static_cast<int>(threadIdx.x % kWarpThreads);
   const size_t at = (size_t{first} + t / 4) * static_cast<size_t>(lane.padded_dim);
-  const float* const upper = lane.high + at;
+  const float* const upper = lane.part[0] + at;
   const float* const lower = upper + 8 * lane.padded_dim;
   const float* const key = &shared.key[t % 4 * 2 * Shape::kPitch];
   for (int d = 0; d < lane.padded_dim; d += 4) {
@@ -175,7 +181,7 @@ __device__ __forceinline__ void Products(const Lane<float>& lane, const Shared<S
 
 // z[n][2 * h + i] is the logit of the thread's row h and slot i of 8 * n on.
 template <class Shape>
-__device__ __forceinline__ void Logits(const Lane<typename Shape::Word>& lane,
+__device__ __forceinline__ void Logits(const Lane<typename Shape::Type>& lane,
                                        const Shared<Shape>& shared, int tile_first,
                                        uint32_t first_row, float (&z)[Shape::kColumns][4]) {
   const int t = static_cast<int>(threadIdx.x % kWarpThreads);
@@ -202,8 +208,8 @@ __device__ __forceinline__ void Logits(const Lane<typename Shape::Word>& lane,
 // Calls visit(tile's first slot in the split, first row, z) for each tile of the block's split and
 // each 16 rows of this warp; end(tile's first slot) after each tile, by all.
 template <class Shape, class Visit, class End>
-__device__ __forceinline__ void ForEachTile(const View<typename Shape::Word>& view,
-                                            const Lane<typename Shape::Word>& lane,
+__device__ __forceinline__ void ForEachTile(const View<typename Shape::Type>& view,
+                                            const Lane<typename Shape::Type>& lane,
                                             const Split& split, Shared<Shape>& shared, Visit visit,
                                             End end) {
   FindSlots<Shape>(view, lane, split, shared);
@@ -223,7 +229,7 @@ __device__ __forceinline__ void ForEachTile(const View<typename Shape::Word>& vi
 // --- Each row's log-sum-exp ---
 
 template <class Shape>
-__global__ void __launch_bounds__(kThreads, 4) WeighTiles(const View<typename Shape::Word> view) {
+__global__ void __launch_bounds__(kThreads, 4) WeighTiles(const View<typename Shape::Type> view) {
   __shared__ Shared<Shape> shared;
   const Split split = view.splits[blockIdx.x];
   const auto lane = view.lanes[split.lane];
@@ -258,10 +264,9 @@ __global__ void __launch_bounds__(kThreads, 4) WeighTiles(const View<typename Sh
 }
 
 // A warp for each row: its tiles, in an order that depends on their number alone.
-template <class Word>
-__global__ void __launch_bounds__(kThreads)
-    JoinTiles(const Lane<Word>* lanes, unsigned lane_blocks) {
-  const Lane<Word> lane = lanes[LaneOf(lane_blocks)];
+template <class T>
+__global__ void __launch_bounds__(kThreads) JoinTiles(const Lane<T>* lanes, unsigned lane_blocks) {
+  const Lane<T> lane = lanes[LaneOf(lane_blocks)];
   const uint32_t t = threadIdx.x % kWarpThreads;
   const uint32_t row = PartOf(lane_blocks) * kWarps + threadIdx.x / kWarpThreads;
   if (row >= lane.padded_rows) return;
@@ -286,7 +291,7 @@ __global__ void __launch_bounds__(kThreads)
 // --- What each slot draws ---
 
 template <class Shape>
-__global__ void __launch_bounds__(kThreads, 4) AddRows(const View<typename Shape::Word> view) {
+__global__ void __launch_bounds__(kThreads, 4) AddRows(const View<typename Shape::Type> view) {
   __shared__ Shared<Shape> shared;
   const Split split = view.splits[blockIdx.x];
   const auto lane = view.lanes[split.lane];
@@ -351,31 +356,18 @@ class Room {
   size_t used_ = 0;
 };
 
-bool IsAligned(const void* address) {
-  return reinterpret_cast<uintptr_t>(address) % 16 == 0;
-}
-
-void CheckAlignment(const WindowArgs& args) {
-  const size_t row_bytes = static_cast<size_t>(args.head_dim) * DtypeBytes(args.dtype);
-  for (const Extent& extent : args.extents) {
-    EBBTIDE_CHECK(row_bytes % 16 != 0 || IsAligned(extent.key),
-                  "window: keys of an extent are 16-byte aligned");
-  }
-}
-
 size_t RowsOf(const WindowArgs& args) {
   return static_cast<size_t>(args.group) * static_cast<size_t>(args.queries);
 }
 
 template <class Shape>
-void TakeRoom(Lane<typename Shape::Word>& lane, Room& room) {
+void TakeRoom(Lane<typename Shape::Type>& lane, Room& room) {
   using Word = typename Shape::Word;
   const size_t rows = lane.padded_rows;
   const size_t words =
       rows * static_cast<size_t>(lane.padded_dim) / static_cast<size_t>(Shape::In::kInWord);
-  lane.high = room.Take<Word>(words);
-  lane.low = sizeof(typename Shape::Type) == 2 ? room.Take<Word>(words) : nullptr;
-  lane.has_low = room.Take<unsigned>(rows);
+  for (Word*& part : lane.part) part = room.Take<Word>(words);
+  lane.parts = room.Take<int32_t>(rows);
   lane.row_scale = room.Take<float>(rows);
   lane.seen_below = room.Take<uint32_t>(rows);
   lane.most_seen_below = room.Take<uint32_t>(1);
@@ -384,15 +376,14 @@ void TakeRoom(Lane<typename Shape::Word>& lane, Room& room) {
 }
 
 template <class Shape>
-Lane<typename Shape::Word> LaneOfArgs(const WindowArgs& args) {
+Lane<typename Shape::Type> LaneOfArgs(const WindowArgs& args) {
   const auto rows = static_cast<uint32_t>(RowsOf(args));
   const auto slots = static_cast<uint32_t>(args.mass.size());
   return {.query = args.query.data(),
           .query_index = args.query_index.data(),
           .mass = args.mass.data(),
-          .high = nullptr,
-          .low = nullptr,
-          .has_low = nullptr,
+          .part = {},
+          .parts = nullptr,
           .row_scale = nullptr,
           .seen_below = nullptr,
           .most_seen_below = nullptr,
@@ -412,9 +403,9 @@ Lane<typename Shape::Word> LaneOfArgs(const WindowArgs& args) {
 // Lanes whose scratch fits at once.
 template <class Shape>
 absl::Status RunTogether(std::span<const WindowArgs* const> group,
-                         std::vector<Lane<typename Shape::Word>>& lanes, size_t scratch_bytes,
+                         std::vector<Lane<typename Shape::Type>>& lanes, size_t scratch_bytes,
                          CudaStream& stream) {
-  using Word = typename Shape::Word;
+  using T = typename Shape::Type;
   std::vector<PlacedExtent> extents;
   std::vector<Split> splits;
   EBBTIDE_ASSIGN_OR_RETURN(std::byte* const scratch, stream.Scratch<std::byte>(scratch_bytes));
@@ -422,11 +413,13 @@ absl::Status RunTogether(std::span<const WindowArgs* const> group,
   uint32_t rows = 0;
   for (size_t i = 0; i < lanes.size(); ++i) {
     TakeRoom<Shape>(lanes[i], room);
-    AddSplits(static_cast<uint32_t>(i), PlaceExtents(group[i]->extents, extents), splits);
+    const size_t row_bytes = static_cast<size_t>(lanes[i].head_dim) * sizeof(T);
+    AddSplits(static_cast<uint32_t>(i), PlaceExtents(group[i]->extents, row_bytes, extents),
+              splits);
     rows = std::max(rows, lanes[i].padded_rows);
   }
-  View<Word> view = {};
-  EBBTIDE_ASSIGN_OR_RETURN(view.lanes, stream.Upload(std::span<const Lane<Word>>(lanes)));
+  View<T> view = {};
+  EBBTIDE_ASSIGN_OR_RETURN(view.lanes, stream.Upload(std::span<const Lane<T>>(lanes)));
   EBBTIDE_ASSIGN_OR_RETURN(view.extents, stream.Upload(std::span<const PlacedExtent>(extents)));
   EBBTIDE_ASSIGN_OR_RETURN(view.splits, stream.Upload(std::span<const Split>(splits)));
   const unsigned blocks = BlocksOf(rows, kWarps);
@@ -434,15 +427,15 @@ absl::Status RunTogether(std::span<const WindowArgs* const> group,
       .operation = "window", .grid = GridOf(lanes.size(), blocks), .threads = kThreads};
   const LaunchShape by_slot = {
       .operation = "window", .grid = GridOf(splits.size(), 1), .threads = kThreads};
-  EBBTIDE_RETURN_IF_ERROR(Launch(stream, by_row, &PrepareQueries<Word>, view.lanes, blocks));
+  EBBTIDE_RETURN_IF_ERROR(Launch(stream, by_row, &PrepareQueries<T>, view.lanes, blocks));
   EBBTIDE_RETURN_IF_ERROR(Launch(stream, by_slot, &WeighTiles<Shape>, view));
-  EBBTIDE_RETURN_IF_ERROR(Launch(stream, by_row, &JoinTiles<Word>, view.lanes, blocks));
+  EBBTIDE_RETURN_IF_ERROR(Launch(stream, by_row, &JoinTiles<T>, view.lanes, blocks));
   return Launch(stream, by_slot, &AddRows<Shape>, view);
 }
 
 template <class Shape>
 absl::Status Run(std::span<const WindowArgs* const> group, CudaStream& stream) {
-  std::vector<Lane<typename Shape::Word>> lanes;
+  std::vector<Lane<typename Shape::Type>> lanes;
   size_t scratch_bytes = 0;
   size_t done = 0;
   for (size_t i = 0; i < group.size(); ++i) {
@@ -476,7 +469,6 @@ absl::Status WindowCuda(std::span<const WindowArgs> lanes, CudaStream& stream) {
   std::vector<WindowArgs> asked;  // Who has slots, and rows that could draw from them.
   for (const WindowArgs& args : lanes) {
     CheckWindow(args);
-    CheckAlignment(args);
     if (args.mass.empty()) continue;
     if (args.queries > 0) {
       asked.push_back(args);
@@ -487,8 +479,9 @@ absl::Status WindowCuda(std::span<const WindowArgs> lanes, CudaStream& stream) {
   }
   return ForEachShape(std::span<const WindowArgs>(asked),
                       [&](std::span<const WindowArgs* const> group) {
-                        return group[0]->dtype == Dtype::kF32 ? RunForDim<float>(group, stream)
-                                                              : RunForDim<__half>(group, stream);
+                        return WithElement(group[0]->dtype, [&](auto element) {
+                          return RunForDim<typename decltype(element)::Type>(group, stream);
+                        });
                       });
 }
 

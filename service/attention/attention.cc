@@ -416,15 +416,10 @@ void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t
       const RowBound bound = lane.Bound(static_cast<int>(row));
       double rounding = 0;
       std::byte* out = work.answer.output.data() + at * head_dim * element;
-      for (size_t d = 0; d < head_dim; ++d) {
-        const float x = lane.output(static_cast<int>(row))[d];
-        if (work.item.output_dtype == gpu::Dtype::kF32) {
-          std::memcpy(out + d * 4, &x, 4);
-          continue;
-        }
-        const uint16_t half = gpu::FloatToHalf(x);
-        std::memcpy(out + d * 2, &half, 2);
-        const double off = static_cast<double>(gpu::HalfToFloat(half)) - x;
+      for (int d = 0; d < work.geometry.head_dim; ++d) {
+        const float x = lane.output(static_cast<int>(row))[static_cast<size_t>(d)];
+        gpu::StoreElement(work.item.output_dtype, out, d, x);
+        const double off = static_cast<double>(gpu::ElementAt(work.item.output_dtype, out, d)) - x;
         rounding += off * off;
       }
       work.answer.lse[at] = lane.lse()[row];

@@ -14,7 +14,15 @@ std::string ToString(std::string_view text) {
 }
 
 v1::Dtype ToDtype(gpu::Dtype dtype) {
-  return dtype == gpu::Dtype::kF32 ? v1::DTYPE_F32 : v1::DTYPE_F16;
+  switch (dtype) {
+    case gpu::Dtype::kF32:
+      return v1::DTYPE_F32;
+    case gpu::Dtype::kF16:
+      return v1::DTYPE_F16;
+    case gpu::Dtype::kBF16:
+      return v1::DTYPE_BF16;
+  }
+  return v1::DTYPE_UNSPECIFIED;
 }
 
 v1::Tier ToTier(TierName tier) {

@@ -33,10 +33,13 @@ absl::StatusOr<gpu::Dtype> ReadDtype(std::string_view what, v1::Dtype dtype) {
       return gpu::Dtype::kF32;
     case v1::DTYPE_F16:
       return gpu::Dtype::kF16;
+    case v1::DTYPE_BF16:
+      return gpu::Dtype::kBF16;
     default:
-      return Invalid("DTYPE_UNKNOWN", absl::StrFormat("%s is %d; known are DTYPE_F32 (1) and "
-                                                      "DTYPE_F16 (2)",
-                                                      what, static_cast<int>(dtype)));
+      return Invalid("DTYPE_UNKNOWN",
+                     absl::StrFormat("%s is %d; known are DTYPE_F32 (1), DTYPE_F16 (2) and "
+                                     "DTYPE_BF16 (3)",
+                                     what, static_cast<int>(dtype)));
   }
 }
 

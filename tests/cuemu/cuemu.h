@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -91,12 +92,21 @@ T Reduce(const Place& place, unsigned mask, T value, Op /*op*/) {
                           });
 }
 
-// mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32, with sum as both of its accumulators.
-inline void MultiplyAdd16x8x16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2],
-                               const Place& place) {
+inline double WidenBits(__half /*type*/, unsigned short bits) {
+  return static_cast<double>(__half2float(__half(__half_raw{bits})));
+}
+inline double WidenBits(__nv_bfloat16 /*type*/, unsigned short bits) {
+  return static_cast<double>(__bfloat162float(__nv_bfloat16(__nv_bfloat16_raw{bits})));
+}
+
+// mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32, or bf16; sum is both of its accumulators.
+template <class T>
+void MultiplyAdd16x8x16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                        const Place& place) {
   Fragments mine{.sum = {sum[0], sum[1], sum[2], sum[3]},
                  .a = {a[0], a[1], a[2], a[3]},
                  .b = {b[0], b[1]},
+                 .widen = [](unsigned short bits) { return WidenBits(T(), bits); },
                  .place = place};
   mine = Collective<Fragments, Fragments>(
       place, 0xFFFFFFFFU, mine,

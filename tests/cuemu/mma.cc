@@ -2,8 +2,6 @@
 
 #include "tests/cuemu/mma.h"
 
-#include <cuda_fp16.h>
-
 #include <cmath>
 
 namespace cuemu {
@@ -14,12 +12,6 @@ constexpr int kColumns = 8;
 constexpr int kChannels = 16;
 constexpr int kAtOnce = 8;  // Products that are added in one step.
 constexpr int kSignificand = 24;
-
-double Half(unsigned pair, int i) {
-  __half_raw half;
-  half.x = static_cast<unsigned short>(pair >> 16 * i);
-  return static_cast<double>(__half2float(__half(half)));
-}
 
 // As f32, towards zero.
 float CutOff(double x) {
@@ -60,12 +52,15 @@ void MultiplyAddFragments(unsigned lanes, const Fragments* const* in, Fragments*
     const int group = l / 4;
     for (int i = 0; i < 2; ++i) {
       const int channel = l % 4 * 2 + i;
-      a[group][channel] = Half(in[l]->a[0], i);
-      a[group + 8][channel] = Half(in[l]->a[1], i);
-      a[group][channel + 8] = Half(in[l]->a[2], i);
-      a[group + 8][channel + 8] = Half(in[l]->a[3], i);
-      b[channel][group] = Half(in[l]->b[0], i);
-      b[channel + 8][group] = Half(in[l]->b[1], i);
+      const auto element = [&](unsigned pair) {
+        return in[l]->widen(static_cast<unsigned short>(pair >> 16 * i));
+      };
+      a[group][channel] = element(in[l]->a[0]);
+      a[group + 8][channel] = element(in[l]->a[1]);
+      a[group][channel + 8] = element(in[l]->a[2]);
+      a[group + 8][channel + 8] = element(in[l]->a[3]);
+      b[channel][group] = element(in[l]->b[0]);
+      b[channel + 8][group] = element(in[l]->b[1]);
     }
   }
   for (int l = 0; l < kWarpLanes; ++l) {

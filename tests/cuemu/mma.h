@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tensor cores: products of small matrices that a warp holds together, each lane a fragment. Its
-// registers are those of the PTX ISA's "mma.m16n8k16" for f16 with f32 sums.
+// registers are those of the PTX ISA's "mma.m16n8k16" for f16 or bf16 with f32 sums.
 //
 // How a device rounds is not specified. Here it is the coarsest that was seen of one (Fasi, Higham,
 // Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, 2021): products are exact; eight
@@ -18,8 +18,9 @@ namespace cuemu {
 // What one lane brings and gets.
 struct Fragments {
   float sum[4];
-  unsigned a[4];  // Two f16 each, the first in the lower half.
+  unsigned a[4];  // Two elements each, the first in the lower half.
   unsigned b[2];
+  double (*widen)(unsigned short);  // An element.
   Place place;
 };
 

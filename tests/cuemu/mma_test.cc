@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,16 +19,34 @@ namespace {
 // Places of a matrix's f16 in the fragments of a warp.
 enum class Fragment { kRight, kRowsAndChannelsSwapped, kColumnsApart, kSumTransposed };
 
+unsigned BitsOf(__half element) {
+  return __half_as_ushort(element);
+}
+unsigned BitsOf(__nv_bfloat16 element) {
+  return __bfloat16_as_ushort(element);
+}
+template <class T>
+T Make(float x) {
+  if constexpr (std::is_same_v<T, __half>)
+    return __float2half(x);
+  else
+    return __float2bfloat16(x);
+}
+template <class T>
+float Widen(T x) {
+  if constexpr (std::is_same_v<T, __half>)
+    return __half2float(x);
+  else
+    return __bfloat162float(x);
+}
+
 // sum += a b for one 16 x 16 a and one 16 x 8 b, by one warp.
-template <Fragment kKind>
-__global__ void MultiplyMatrices(const __half* a, const __half* b, float* sum) {
+template <Fragment kKind, class T = __half>
+__global__ void MultiplyMatrices(const T* a, const T* b, float* sum) {
   const int t = static_cast<int>(threadIdx.x);
   const int g = t / 4;
   const int c = t % 4 * 2;
-  const auto pair = [](__half first, __half second) {
-    return static_cast<unsigned>(__half_as_ushort(first)) |
-           static_cast<unsigned>(__half_as_ushort(second)) << 16;
-  };
+  const auto pair = [](T first, T second) { return BitsOf(first) | BitsOf(second) << 16; };
   const auto pair_of_a = [&](int row, int channel) {
     return pair(a[row * 16 + channel], a[row * 16 + channel + 1]);
   };
@@ -47,15 +66,16 @@ __global__ void MultiplyMatrices(const __half* a, const __half* b, float* sum) {
         sum + i / 2 * 64 + (kKind == Fragment::kSumTransposed ? column * 8 + g : g * 8 + column);
     mine[i] = *place[i];
   }
-  MultiplyAdd16x8x16(mine, in_a, in_b);
+  MultiplyAdd16x8x16<T>(mine, in_a, in_b);
   for (int i = 0; i < 4; ++i) *place[i] = mine[i];
 }
 
 // Small whole numbers, so that no order of sums rounds.
+template <class T = __half>
 struct Matrices {
   Matrices() {
-    for (int i = 0; i < 256; ++i) a.push_back(__float2half(static_cast<float>(i * 7 % 23 - 11)));
-    for (int i = 0; i < 128; ++i) b.push_back(__float2half(static_cast<float>(i * 5 % 19 - 9)));
+    for (int i = 0; i < 256; ++i) a.push_back(Make<T>(static_cast<float>(i * 7 % 23 - 11)));
+    for (int i = 0; i < 128; ++i) b.push_back(Make<T>(static_cast<float>(i * 5 % 19 - 9)));
     for (int i = 0; i < 128; ++i) sum.push_back(static_cast<float>(i));
   }
 
@@ -64,26 +84,30 @@ struct Matrices {
     for (size_t row = 0; row < 16; ++row) {
       for (size_t column = 0; column < 8; ++column) {
         for (size_t c = 0; c < 16; ++c) {
-          product[row * 8 + column] +=
-              __half2float(a[row * 16 + c]) * __half2float(b[c * 8 + column]);
+          product[row * 8 + column] += Widen(a[row * 16 + c]) * Widen(b[c * 8 + column]);
         }
       }
     }
     return product;
   }
 
-  std::vector<__half> a, b;
+  std::vector<T> a, b;
   std::vector<float> sum;
 };
 
-TEST_F(CuemuTest, TensorCoresMultiplyFragmentsAsThePtxIsaLaysThemOut) {
+template <class T>
+class TensorCoresTest : public CuemuTest {};
+using Elements = testing::Types<__half, __nv_bfloat16>;
+TYPED_TEST_SUITE(TensorCoresTest, Elements);
+
+TYPED_TEST(TensorCoresTest, MultiplyFragmentsAsThePtxIsaLaysThemOut) {
   for (const uint32_t seed : {0U, 1U}) {
     cuemu::SetSeed(seed);
-    Matrices matrices;
+    Matrices<TypeParam> matrices;
     const std::vector<float> product = matrices.Product();
 
-    Run(&MultiplyMatrices<Fragment::kRight>, 1, 32, matrices.a.data(), matrices.b.data(),
-        matrices.sum.data());
+    this->Run(&MultiplyMatrices<Fragment::kRight, TypeParam>, 1, 32, matrices.a.data(),
+              matrices.b.data(), matrices.sum.data());
 
     EXPECT_EQ(matrices.sum, product);
   }
@@ -92,7 +116,7 @@ TEST_F(CuemuTest, TensorCoresMultiplyFragmentsAsThePtxIsaLaysThemOut) {
 // Sixteen times 2^-24 beside 1: each is cut off, where rounding at the end would keep 2^-20.
 TEST_F(CuemuTest, TensorCoresCutOffWhatDoesNotFitBesideTheLargest) {
   for (const float sign : {1.0F, -1.0F}) {
-    Matrices matrices;
+    Matrices<> matrices;
     std::ranges::fill(matrices.a, __float2half(0x1p-12F));
     std::ranges::fill(matrices.b, __float2half(sign * 0x1p-12F));
     std::ranges::fill(matrices.sum, 1.0F);
@@ -113,7 +137,7 @@ TEST_F(CuemuTest, FindsFragmentsThatAreLaidOutWrong) {
   for (const auto kernel :
        {&MultiplyMatrices<Fragment::kRowsAndChannelsSwapped>,
         &MultiplyMatrices<Fragment::kColumnsApart>, &MultiplyMatrices<Fragment::kSumTransposed>}) {
-    Matrices matrices;
+    Matrices<> matrices;
     matrices.sum.assign(matrices.sum.size(), 0.0F);
     const std::vector<float> product = matrices.Product();
 
@@ -126,11 +150,11 @@ TEST_F(CuemuTest, FindsFragmentsThatAreLaidOutWrong) {
 __global__ void MultiplyWithoutALane() {
   if (threadIdx.x == 7) return;
   float sum[4] = {};
-  MultiplyAdd16x8x16(sum, {1, 2, 3, 4}, {5, 6});
+  MultiplyAdd16x8x16<__half>(sum, {1, 2, 3, 4}, {5, 6});
 }
 __global__ void MultiplyInBranch() {
   float sum[4] = {};
-  if (threadIdx.x < 16) MultiplyAdd16x8x16(sum, {1, 2, 3, 4}, {5, 6});
+  if (threadIdx.x < 16) MultiplyAdd16x8x16<__half>(sum, {1, 2, 3, 4}, {5, 6});
   __syncthreads();
 }
 

@@ -81,7 +81,8 @@ void ReadAlong(service::Engine& engine, uint64_t seed, uint64_t draw) {
     ASSERT_TRUE(IsInTheWay(pages.status())) << pages.status();
     return;
   }
-  const Tokens tokens{.geometry = SmallGeometry(), .seed = SeedOf(seed, worker, n)};
+  const uint64_t own_seed = SeedOf(seed, worker, n);
+  const Tokens tokens{.geometry = GeometryOf(own_seed), .seed = own_seed};
   const size_t row = tokens.geometry.page_shape().row_bytes();
   for (const service::PageBytes& page : *pages) {
     // A page that its worker's Close took away between two looks is missing, never wrong.

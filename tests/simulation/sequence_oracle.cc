@@ -19,11 +19,17 @@ using service::PageAnswer;
 using service::Phase;
 using service::StepAnswer;
 
+service::Geometry GeometryOf(uint64_t seed) {
+  service::Geometry geometry = SmallGeometry();
+  geometry.dtype = gpu::kDtypes[seed % gpu::kDtypes.size()];
+  return geometry;
+}
+
 SequenceOracle::SequenceOracle(service::Engine& engine, std::string name, uint64_t seed,
                                const service::OpenArgs& args)
     : engine_(engine),
       name_(std::move(name)),
-      tokens_{.geometry = SmallGeometry(), .seed = seed},
+      tokens_{.geometry = GeometryOf(seed), .seed = seed},
       worker_(engine, tokens_, name_) {
   worker_.open = args;
   const auto recall = service::ParseRecall(args.recall);

@@ -21,6 +21,8 @@ struct OracleCounts {
   uint64_t checked_pages = 0;
 };
 
+service::Geometry GeometryOf(uint64_t seed);  // SmallGeometry, its dtypes by turns.
+
 class SequenceOracle {
  public:
   SequenceOracle(service::Engine& engine, std::string name, uint64_t seed,

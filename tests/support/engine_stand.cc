@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 #include "base/status_macros.h"
@@ -61,13 +62,7 @@ std::vector<std::byte> Rows(const Tokens& tokens, Row row, int heads, int32_t co
     for (row.head = 0; row.head < heads; ++row.head) {
       row.index = first + t;
       for (int d = 0; d < geometry.head_dim; ++d, out += element) {
-        const auto x = static_cast<float>(Element(tokens.seed, row, d));
-        const uint16_t half = gpu::FloatToHalf(x);
-        if (element == 4) {
-          std::memcpy(out, &x, 4);
-        } else {
-          std::memcpy(out, &half, 2);
-        }
+        gpu::StoreElement(geometry.dtype, out, 0, static_cast<float>(Element(tokens.seed, row, d)));
       }
     }
   }
@@ -217,9 +212,9 @@ void EngineStand::Settle() {
 }
 
 absl::StatusOr<service::OpenAnswer> Worker::Open() {
-  EBBTIDE_RETURN_IF_ERROR(engine_.RegisterModel("test", tokens_.geometry, "weights").status());
   open.sequence = sequence_;
-  open.model = "test";
+  open.model = absl::StrCat("test-", std::string(gpu::DtypeName(tokens_.geometry.dtype)));
+  EBBTIDE_RETURN_IF_ERROR(engine_.RegisterModel(open.model, tokens_.geometry, "weights").status());
   return engine_.OpenSequence(open);
 }
 

@@ -167,7 +167,7 @@ void BM_Attend(benchmark::State& state, const Case& shape) {
 
 void RegisterCases() {
   for (const int threads : {1, 2}) {
-    for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+    for (const Dtype dtype : gpu::kDtypes) {
       for (const int head_dim : {64, 128}) {
         for (const Frames frames : {Frames::kContiguous, Frames::kRandom, Frames::kHoles}) {
           for (const int group : {1, 4, 8}) {

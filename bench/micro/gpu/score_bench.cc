@@ -392,7 +392,7 @@ void Register(const std::string& name, void (*run)(benchmark::State&, const Case
 void RegisterCases() {
   for (const int head_dim : {64, 128}) {
     for (const int rows : {1, 4, 8}) {
-      for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+      for (const Dtype dtype : gpu::kDtypes) {
         const Case shape{dtype, head_dim, rows};
         Register("damage", BM_Damage, shape);
         Register("damage", BM_Damage, {dtype, head_dim, rows, /*has_dominant=*/true});
@@ -407,7 +407,7 @@ void RegisterCases() {
       Register("value_distance", BM_ValueDistance, {Dtype::kF16, head_dim, rows});
     }
     for (const int rows : {32, 128}) {
-      for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+      for (const Dtype dtype : gpu::kDtypes) {
         Register("window", BM_Window, {dtype, head_dim, rows});
         Register("attend_and_mass", BM_AttendAndMass, {dtype, head_dim, rows});
       }

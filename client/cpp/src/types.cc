@@ -11,6 +11,7 @@ size_t DtypeBytes(Dtype dtype) {
     case Dtype::kF32:
       return 4;
     case Dtype::kF16:
+    case Dtype::kBF16:
       return 2;
     case Dtype::kUnspecified:
       break;
@@ -24,6 +25,8 @@ std::string_view DtypeName(Dtype dtype) {
       return "f32";
     case Dtype::kF16:
       return "f16";
+    case Dtype::kBF16:
+      return "bf16";
     case Dtype::kUnspecified:
       break;
   }

@@ -97,10 +97,22 @@ TEST_F(TraceTest, HalvesWidenWithoutLoss) {
   }
 }
 
-TEST_F(TraceTest, Bf16IsRefusedWithTheFix) {
-  file_.header["layer3.k"]["dtype"] = "BF16";
+TEST_F(TraceTest, Bf16WidensWithoutLoss) {
+  const std::vector<std::pair<uint16_t, float>> cases = {
+      {0x3F80, 1.0F}, {0xC0A0, -5.0F}, {0x7F7F, 0x1.FEp127F}, {0x0001, 0x1p-133F}};
+  TraceTensor tensor{.dtype = client::Dtype::kBF16, .heads = 1, .head_dim = 1};
+  for (const auto& [bits, value] : cases) {
+    tensor.bytes.resize(2);
+    std::memcpy(tensor.bytes.data(), &bits, 2);
 
-  ExpectRefused("layer3.k is bf16; the daemon keeps f32 and f16");
+    EXPECT_EQ(tensor.ToFloats().front(), value) << bits;
+  }
+}
+
+TEST_F(TraceTest, AnUnknownDtypeIsRefused) {
+  file_.header["layer3.k"]["dtype"] = "F8_E4M3";
+
+  ExpectRefused("layer3.k has dtype F8_E4M3; f32, f16 and bf16 are understood");
 }
 
 TEST_F(TraceTest, KeysAndValuesOfDifferentDtypesAreRefused) {

@@ -24,13 +24,7 @@ std::vector<std::byte> RandomElements(Dtype dtype, size_t count, std::mt19937_64
   std::vector<std::byte> bytes(count * DtypeBytes(dtype));
   std::normal_distribution<float> normal;
   for (size_t i = 0; i < count; ++i) {
-    const float element = normal(random);
-    const uint16_t half = FloatToHalf(element);
-    if (dtype == Dtype::kF32) {
-      std::memcpy(&bytes[i * 4], &element, 4);
-    } else {
-      std::memcpy(&bytes[i * 2], &half, 2);
-    }
+    StoreElement(dtype, bytes.data(), static_cast<int>(i), normal(random));
   }
   return bytes;
 }
@@ -114,7 +108,7 @@ void ExpectAppended(const Call& call) {
 
 TEST(AppendReferenceTest, CopiesBytesAndRoundsNormsUp) {
   std::mt19937_64 random(test::RandomSeed());
-  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+  for (const Dtype dtype : kDtypes) {
     Call call(dtype, 100, 9, random);
 
     AppendReference(call.Args());
@@ -132,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(EveryTarget, AppendOnTarget, EveryTargetAndCuda(), Targ
 TEST_P(AppendOnTarget, CopiesBytesAndRoundsNormsUp) {
   test::ForEachSeed(30, [this](uint64_t seed) {
     std::mt19937_64 random(seed);
-    const Dtype dtype = random() % 2 == 0 ? Dtype::kF16 : Dtype::kF32;
+    const Dtype dtype = kDtypes[random() % kDtypes.size()];
     Call call(dtype, std::uniform_int_distribution<int>(1, kHeadDimMax)(random),
               std::uniform_int_distribution<int>(0, 20)(random), random);
 
@@ -164,15 +158,14 @@ INSTANTIATE_TEST_SUITE_P(EveryTarget, FindTooLargeOnTarget, EveryTarget(), Targe
 TEST_P(FindTooLargeOnTarget, FindsTheFirstWhereverItStands) {
   std::mt19937_64 random(test::RandomSeed());
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const float beyond = std::nextafter(kMagnitudeMax, kInfinity);  // Infinite in f16.
+  const float beyond = 1.01F * kMagnitudeMax;  // Infinite in f16, the next one up in bf16.
   const float bad[] = {kInfinity,
                        -kInfinity,
                        beyond,
                        -beyond,
                        std::numeric_limits<float>::quiet_NaN(),
                        -std::numeric_limits<float>::quiet_NaN()};
-  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
-    const size_t size = DtypeBytes(dtype);
+  for (const Dtype dtype : kDtypes) {
     for (const size_t count : {1U, 2U, 31U, 64U, 129U, 700U}) {
       const std::vector<std::byte> finite = RandomElements(dtype, count, random);
       ASSERT_EQ(FindTooLarge(dtype, finite), -1) << count;
@@ -180,10 +173,7 @@ TEST_P(FindTooLargeOnTarget, FindsTheFirstWhereverItStands) {
         std::vector<std::byte> elements(1);  // An odd address.
         elements.insert(elements.end(), finite.begin(), finite.end());
         for (const size_t i : {at, count - 1}) {  // The second is behind the first.
-          const float element = bad[(at + i) % 6];
-          const uint16_t half = FloatToHalf(element);
-          const void* source = dtype == Dtype::kF32 ? static_cast<const void*>(&element) : &half;
-          std::memcpy(&elements[1 + i * size], source, size);
+          StoreElement(dtype, &elements[1], static_cast<int>(i), bad[(at + i) % 6]);
         }
         ASSERT_EQ(FindTooLarge(dtype, std::span(elements).subspan(1)), static_cast<ptrdiff_t>(at))
             << "of " << count;
@@ -195,9 +185,11 @@ TEST_P(FindTooLargeOnTarget, FindsTheFirstWhereverItStands) {
 TEST_P(FindTooLargeOnTarget, LargestAllowedAreNotFound) {
   const std::vector<float> floats(300, -kMagnitudeMax);
   const std::vector<uint16_t> halves(300, 0xFBFF);  // -65504
+  const std::vector<uint16_t> bfloats(300, FloatToBfloat16(-kMagnitudeMax));
 
   EXPECT_EQ(FindTooLarge(Dtype::kF32, std::as_bytes(std::span(floats))), -1);
   EXPECT_EQ(FindTooLarge(Dtype::kF16, std::as_bytes(std::span(halves))), -1);
+  EXPECT_EQ(FindTooLarge(Dtype::kBF16, std::as_bytes(std::span(bfloats))), -1);
   EXPECT_EQ(FindTooLarge(Dtype::kF16, {}), -1);
 }
 

@@ -97,7 +97,7 @@ SampleLane::Options RandomShape(std::mt19937_64& random) {
     return static_cast<int>(std::uniform_int_distribution<int>(least, most)(random));
   };
   const int usual[] = {64, 80, 96, 128, 256};
-  return {.dtype = between(0, 1) == 0 ? Dtype::kF32 : Dtype::kF16,
+  return {.dtype = kDtypes[random() % kDtypes.size()],
           .head_dim = between(0, 1) == 0 ? usual[between(0, 4)] : between(1, kHeadDimMax),
           .slots = between(0, 3) == 0 ? between(1000, 2500) : between(1, 300),
           .extent_slots = between(1, kPageTokensMax),

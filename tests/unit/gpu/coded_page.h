@@ -91,6 +91,7 @@ class CodedPage {
  private:
   double Element(CodedPageKind kind, int row, int d, std::mt19937_64& random) {
     const bool is_f32 = shape_.dtype == Dtype::kF32;
+    const double limit = shape_.dtype == Dtype::kBF16 ? 65280 : 65504;  // Of f16, as it can be.
     const double x = std::normal_distribution<double>()(random);
     switch (kind) {
       case CodedPageKind::kNormal:
@@ -101,7 +102,7 @@ class CodedPage {
         return d % 3 == 0 ? 3.0 + (row % 2) * 0x1p-9
                           : 1000 + (x > 0 ? 0.5 : 0) + (is_f32 ? x * 0.01 : 0);
       case CodedPageKind::kFormatLimit:
-        return row % 7 == 0 ? (x > 0 ? 65504 : -65504) : std::clamp(x * 30000, -65504.0, 65504.0);
+        return row % 7 == 0 ? std::copysign(limit, x) : std::clamp(x * 30000, -limit, limit);
       case CodedPageKind::kSubnormal:
         return x * 0x1p-23 * (is_f32 && d % 3 == 0 ? 0x1p-120 : 1.0);
       case CodedPageKind::kMixedScales:

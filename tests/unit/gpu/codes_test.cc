@@ -438,7 +438,7 @@ TEST_P(CodesTest, ChannelThatDoesNotVaryIsExact) {
   std::mt19937_64 random(5);
   CodedPage page({.dtype = GetParam().dtype}, random);
   for (int row = 0; row < page.rows(); ++row) {
-    for (int d = 0; d < 64; ++d) page.Set(row, d, d % 2 == 0 ? 65504 : -0x1p-24 * d);
+    for (int d = 0; d < 64; ++d) page.Set(row, d, d % 2 == 0 ? 65280 : -0x1p-24 * d);
   }
   page.StoreKeyBox();
   const Coded coded = Encode(page);

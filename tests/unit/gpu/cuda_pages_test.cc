@@ -117,7 +117,7 @@ TEST(CudaPagesTest, PageHasTheSameBitsAloneAndInAnyCompanyAndOrder) {
   std::mt19937_64 random(test::RandomSeed());
   std::vector<PageCall> calls;
   for (const auto& [head_dim, tokens] : {std::pair(64, 32), {7, 2}, {77, 17}, {128, 64}}) {
-    for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+    for (const Dtype dtype : kDtypes) {
       calls.emplace_back(dtype, head_dim, tokens, random);
     }
   }

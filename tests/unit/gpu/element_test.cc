@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Conversions between f16 and f32, over every f16.
+// Conversions between f16 or bf16 and f32, over every one of them.
 
 #include "gpu/element.h"
 
@@ -62,15 +62,56 @@ TEST(ElementTest, BetweenTwoHalvesTheNearerIsTakenAndTheEvenOneOfATie) {
   EXPECT_EQ(FloatToHalf(-1e30F), 0xFC00);
 }
 
-TEST(ElementTest, ElementsAreReadFromAnyAddress) {
-  std::byte row[13] = {};
-  const float value = -2.5F;
-  const uint16_t half = FloatToHalf(0.75F);
-  std::memcpy(row + 1 + 4, &value, sizeof(value));
-  std::memcpy(row + 9 + 2, &half, sizeof(half));
+// From the definition: sign, exponent, fraction.
+double MeaningOfBfloat16(uint16_t bits) {
+  const int exponent = (bits >> 7) & 0xFF;
+  const int fraction = bits & 0x7F;
+  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
+  if (exponent == 0) return sign * std::ldexp(fraction, -133);
+  return sign * std::ldexp(128 + fraction, exponent - 134);
+}
 
-  EXPECT_EQ(ElementAt(Dtype::kF32, row + 1, 1), -2.5F);
-  EXPECT_EQ(ElementAt(Dtype::kF16, row + 9, 1), 0.75F);
+TEST(ElementTest, EveryBfloat16MeansItsNumberAndComesBackFromFloat) {
+  for (uint32_t all = 0; all <= 0xFFFF; ++all) {
+    const auto bits = static_cast<uint16_t>(all);
+    const float value = Bfloat16ToFloat(bits);
+    if (std::isnan(value)) {
+      EXPECT_TRUE((bits & 0x7F80) == 0x7F80 && (bits & 0x7F) != 0) << all;
+      EXPECT_TRUE(std::isnan(Bfloat16ToFloat(FloatToBfloat16(value)))) << all;
+      continue;
+    }
+    if (std::isfinite(value)) {
+      EXPECT_EQ(value, MeaningOfBfloat16(bits)) << all;
+    }
+    EXPECT_EQ(FloatToBfloat16(value), bits) << all;
+  }
+}
+
+TEST(ElementTest, BetweenTwoBfloat16TheNearerIsTakenAndTheEvenOneOfATie) {
+  for (uint32_t bits = 0; bits < 0x7F7F; ++bits) {  // All but the largest finite.
+    const auto low = static_cast<uint16_t>(bits);
+    const auto high = static_cast<uint16_t>(bits + 1);
+    const float middle = std::bit_cast<float>((bits << 16) + 0x8000U);
+    EXPECT_EQ(FloatToBfloat16(middle), (bits & 1) == 0 ? low : high) << bits;
+    EXPECT_EQ(FloatToBfloat16(std::nextafter(middle, 0.0F)), low) << bits;
+    EXPECT_EQ(FloatToBfloat16(std::nextafter(middle, INFINITY)), high) << bits;
+  }
+  EXPECT_EQ(FloatToBfloat16(std::numeric_limits<float>::max()), 0x7F80);
+  EXPECT_EQ(FloatToBfloat16(-1.0F), 0xBF80);
+  // A NaN whose upper half alone would be infinite.
+  EXPECT_TRUE(std::isnan(Bfloat16ToFloat(FloatToBfloat16(std::bit_cast<float>(0x7F800001U)))));
+}
+
+TEST(ElementTest, ElementsAreStoredAndReadAtAnyAddress) {
+  for (const Dtype dtype : kDtypes) {
+    std::byte row[13] = {};
+
+    StoreElement(dtype, row + 1, 1, -2.5F);
+
+    EXPECT_EQ(ElementAt(dtype, row + 1, 0), 0);
+    EXPECT_EQ(ElementAt(dtype, row + 1, 1), -2.5F);
+    EXPECT_EQ(ElementAt(dtype, row + 1, 2), 0);
+  }
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ TEST_P(GatherTest, GathersRunsAndSingleSlotsAndZeroesTheRest) {
     };
     const PageShape shape{.tokens = between(1, kPageTokensMax),
                           .head_dim = between(1, kHeadDimMax),
-                          .dtype = random() % 2 == 0 ? Dtype::kF16 : Dtype::kF32};
+                          .dtype = kDtypes[random() % kDtypes.size()]};
     std::vector<std::byte> keys(100 * shape.row_bytes());
     std::vector<std::byte> values(keys.size());
     for (std::byte& byte : keys) byte = static_cast<std::byte>(random());

@@ -61,7 +61,7 @@ inline std::vector<std::string> ImplementationNames() {
 inline std::vector<ImplementationCase> EveryImplementation() {
   std::vector<ImplementationCase> cases;
   for (const std::string& name : ImplementationNames()) {
-    for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) cases.push_back({name, dtype});
+    for (const Dtype dtype : kDtypes) cases.push_back({name, dtype});
   }
   return cases;
 }
@@ -69,7 +69,7 @@ inline std::vector<ImplementationCase> EveryImplementation() {
 // Without CUDA's headers there is no such kernel to run (ctest's gpu_cuda_tests says so).
 inline std::vector<ImplementationCase> EveryImplementationAndCuda() {
   std::vector<ImplementationCase> cases = EveryImplementation();
-  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+  for (const Dtype dtype : kDtypes) {
     if (kHasCuda) cases.push_back({"cuda", dtype});
   }
   return cases;

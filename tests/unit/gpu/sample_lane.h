@@ -20,13 +20,12 @@
 namespace ebbtide::gpu {
 
 inline void WriteElement(Dtype dtype, std::byte* array, size_t i, double value) {
-  if (dtype == Dtype::kF32) {
-    const auto f32 = static_cast<float>(value);
-    std::memcpy(array + i * sizeof(f32), &f32, sizeof(f32));
-  } else {
-    const uint16_t f16 = HalfNearest(value);
-    std::memcpy(array + i * sizeof(f16), &f16, sizeof(f16));
+  if (dtype != Dtype::kF16) {
+    StoreElement(dtype, array, static_cast<int>(i), static_cast<float>(value));
+    return;
   }
+  const uint16_t f16 = HalfNearest(value);
+  std::memcpy(array + i * sizeof(f16), &f16, sizeof(f16));
 }
 
 class SampleLane {

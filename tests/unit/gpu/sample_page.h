@@ -83,6 +83,7 @@ class SamplePage {
 
   double Element(PageKind kind, int d, double common, std::mt19937_64& random) {
     const bool is_f32 = shape_.dtype == Dtype::kF32;
+    const double limit = shape_.dtype == Dtype::kBF16 ? 65280 : 65504;  // Of f16, as it can be.
     const double x = normal_(random);
     switch (kind) {
       case PageKind::kNormal:
@@ -96,7 +97,7 @@ class SamplePage {
       case PageKind::kOffset:
         return 1000 * (common > 0 ? 1 : -1) + (is_f32 ? 1e-4 : 0.5) * x;
       case PageKind::kFormatLimit:
-        return (x > 0 ? 65504 : -65504) * (is_f32 && d % 3 == 0 ? 1e15 : 1.0);
+        return (x > 0 ? limit : -limit) * (is_f32 && d % 3 == 0 ? 1e15 : 1.0);
       case PageKind::kSubnormal:
         return x * 0x1p-23 * (is_f32 && d % 3 == 0 ? 0x1p-120 : 1.0);
       case PageKind::kMixedScales:

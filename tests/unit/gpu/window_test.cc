@@ -104,7 +104,7 @@ SampleLane::Options RandomShape(std::mt19937_64& random) {
     return static_cast<int>(std::uniform_int_distribution<int>(least, most)(random));
   };
   const int usual[] = {64, 80, 96, 128, 256};
-  return {.dtype = between(0, 2) == 0 ? Dtype::kF32 : Dtype::kF16,
+  return {.dtype = kDtypes[random() % kDtypes.size()],
           .head_dim = between(0, 1) == 0 ? usual[between(0, 4)] : between(1, kHeadDimMax),
           .slots = between(0, 3) == 0 ? between(700, 1300) : between(1, 300),
           .extent_slots = between(1, kPageTokensMax),
@@ -176,7 +176,7 @@ TEST_P(WindowOnTarget, AgreesWithReferenceOverRandomShapes) {
 // Logits of hundreds: most weights are 0, and errors of logits are what counts.
 TEST_P(WindowOnTarget, StaysWithinItsErrorWhereAFewTokensDrawEverything) {
   std::mt19937_64 random(test::RandomSeed());
-  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+  for (const Dtype dtype : kDtypes) {
     const SampleLane lane({.dtype = dtype, .head_dim = 128, .slots = 400}, random);
     Call expected(lane, 2, 9, 60, random);
     Call call = expected;

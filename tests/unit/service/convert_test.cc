@@ -193,7 +193,7 @@ TEST(ReadAppendTest, ShapeIsThreePositiveNumbers) {
 }
 
 TEST(ReadAppendTest, DtypeMustBeKnown) {
-  for (const int dtype : {0, 3, -1, 1000}) {
+  for (const int dtype : {0, 4, -1, 1000}) {
     v1::AppendItem item = AppendItemOf("a");
     item.mutable_k()->set_dtype(static_cast<v1::Dtype>(dtype));
 
@@ -207,6 +207,8 @@ TEST(ReadAttendTest, OutputComesInTheDtypeOfTheQueriesUnlessAsked) {
   EXPECT_EQ(ReadAttend(request)->items[0].output_dtype, gpu::Dtype::kF32);
   request.mutable_items(0)->set_output_dtype(v1::DTYPE_F16);
   EXPECT_EQ(ReadAttend(request)->items[0].output_dtype, gpu::Dtype::kF16);
+  request.mutable_items(0)->set_output_dtype(v1::DTYPE_BF16);
+  EXPECT_EQ(ReadAttend(request)->items[0].output_dtype, gpu::Dtype::kBF16);
   request.mutable_items(0)->set_output_dtype(static_cast<v1::Dtype>(7));
   EXPECT_THAT(ItemRefusal(request), IsInvalid("DTYPE_UNKNOWN", "output_dtype is 7"));
 }

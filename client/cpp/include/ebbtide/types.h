@@ -21,13 +21,13 @@
 
 namespace ebbtide::client {
 
-enum class Dtype : uint8_t { kUnspecified = 0, kF32 = 1, kF16 = 2 };
+enum class Dtype : uint8_t { kUnspecified = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
 enum class Tier : uint8_t { kUnspecified = 0, kDevice = 1, kHost = 2, kRocksdb = 3 };
 enum class Phase : uint8_t { kPrefill = 1, kDecode = 2 };
 enum class Queries : uint8_t { kEveryStep = 1, kNone = 2 };  // What the worker will send.
 
 size_t DtypeBytes(Dtype dtype);
-std::string_view DtypeName(Dtype dtype);  // "f32", "f16"
+std::string_view DtypeName(Dtype dtype);  // "f32", "f16", "bf16"
 std::string_view TierName(Tier tier);     // "device", "host", "rocksdb"
 
 // The stable UPPER_SNAKE reason of an error that the daemon or this library answered, or "".
