@@ -193,6 +193,48 @@ TEST_F(CuemuTest, DefaultStreamIsRefused) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+// A graph does again what its stream was given, with memory as it is by then.
+TEST_F(CuemuTest, GraphRepeatsWhatItsStreamWasGiven) {
+  cudaStream_t stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  int from = 1;
+  int to = 0;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t ready = nullptr;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  cudaMemcpyAsync(&to, &from, sizeof(to), cudaMemcpyHostToDevice, stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&ready, graph, 0), cudaSuccess);
+  cudaStreamSynchronize(stream);
+  EXPECT_EQ(to, 0);
+
+  for (from = 5; from < 7; ++from) {
+    cudaGraphLaunch(ready, stream);
+    cudaStreamSynchronize(stream);
+    EXPECT_EQ(to, from);
+  }
+
+  cudaGraphExecDestroy(ready);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(CuemuTest, WaitsAndAllocationsSpoilACapture) {
+  cudaStream_t stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  void* memory = nullptr;
+  for (const bool waits : {true, false}) {
+    cudaGraph_t graph = nullptr;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    EXPECT_EQ(waits ? cudaStreamSynchronize(stream) : cudaMalloc(&memory, 1),
+              cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(graph, nullptr);
+  }
+  cudaGetLastError();
+  cudaStreamDestroy(stream);
+}
+
 TEST_F(CuemuTest, FreshMemoryHoldsNoNumbers) {
   float* memory = nullptr;
   ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), sizeof(float)), cudaSuccess);

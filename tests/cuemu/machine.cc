@@ -6,6 +6,7 @@
 
 #include "tests/cuemu/machine.h"
 
+#include <atomic>
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -346,8 +347,16 @@ void MeetWarp(const Meeting& meeting, const void* in, size_t in_bytes, void* out
 int MeetBlock(bool predicate, const Place& place) {
   return TheMachine().MeetBlock(predicate, place);
 }
+namespace {
+std::atomic<uint64_t> grids_run = 0;
+}  // namespace
+
 void RunGrid(dim3 grid, dim3 block, const std::function<void()>& thread) {
+  ++grids_run;
   TheMachine().Run(grid, block, thread);
+}
+uint64_t GridsRun() {
+  return grids_run;
 }
 void SetSeed(uint32_t seed) {
   TheMachine().set_seed(seed);

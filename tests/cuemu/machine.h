@@ -68,6 +68,9 @@ int MeetBlock(bool predicate, const Place& place);
 // found.
 void RunGrid(dim3 grid, dim3 block, const std::function<void()>& thread);
 
+// How many grids have run in this process.
+uint64_t GridsRun();
+
 // 0: in order. The environment's CUEMU_SEED is the first.
 void SetSeed(uint32_t seed);
 

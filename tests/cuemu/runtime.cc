@@ -7,9 +7,11 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "tests/cuemu/device.h"
 
@@ -17,11 +19,19 @@ using cuemu::Answer;
 
 namespace {
 
+using Work = std::function<void()>;
+
+// What a stream was given while it was captured.
+struct Graph {
+  std::vector<Work> works;
+};
+
 // Work in the order of issue; what has run is gone.
 struct Stream {
-  std::deque<std::function<void()>> queue;
+  std::deque<Work> queue;
   uint64_t issued = 0;
   uint64_t done = 0;
+  std::unique_ptr<Graph> capture;  // Takes work in the queue's place.
 };
 
 // Where in a stream an event stands.
@@ -36,6 +46,7 @@ struct Device {
   std::map<void*, size_t> allocated;            // By cudaMalloc.
   std::atomic<cudaError_t> last = cudaSuccess;  // Answered without the lock, which others hold.
   std::atomic<bool> is_broken = false;
+  bool is_capture_spoiled = false;  // By a call that a graph can't hold.
 };
 
 Device& TheDevice() {
@@ -45,7 +56,7 @@ Device& TheDevice() {
 
 void RunUntil(Stream& stream, uint64_t count) {
   while (stream.done < count) {
-    const std::function<void()> work = std::move(stream.queue.front());
+    const Work work = std::move(stream.queue.front());
     stream.queue.pop_front();
     ++stream.done;
     const cuemu::Working working;
@@ -57,6 +68,15 @@ void RunAll() {
   for (Stream* const stream : TheDevice().streams) RunUntil(*stream, stream->issued);
 }
 
+// Whether some stream is captured, which waits and allocations spoil (CUDA C++ Programming Guide,
+// "Prohibited and Unhandled Operations" of stream capture).
+bool SpoilsCapture() {
+  for (const Stream* const stream : TheDevice().streams) {
+    if (stream->capture != nullptr) TheDevice().is_capture_spoiled = true;
+  }
+  return TheDevice().is_capture_spoiled;
+}
+
 Stream* Real(cudaStream_t stream) {
   return reinterpret_cast<Stream*>(stream);
 }
@@ -66,6 +86,7 @@ Event* Real(cudaEvent_t event) {
 
 cudaError_t Allocate(void** memory, size_t bytes) {
   const std::lock_guard lock(TheDevice().mutex);
+  if (SpoilsCapture()) return Answer(cudaErrorStreamCaptureUnsupported);
   if (posix_memalign(memory, 256, bytes) != 0) return Answer(cudaErrorMemoryAllocation);
   std::memset(*memory, 0xFF, bytes);
   return Answer(cudaSuccess);
@@ -74,6 +95,7 @@ cudaError_t Allocate(void** memory, size_t bytes) {
 // Freeing waits for the whole device, as CUDA does.
 cudaError_t Free(void* memory) {
   const std::lock_guard lock(TheDevice().mutex);
+  (void)SpoilsCapture();
   RunAll();
   std::free(memory);
   return Answer(cudaSuccess);
@@ -86,7 +108,9 @@ namespace cuemu {
 cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
   const std::lock_guard lock(TheDevice().mutex);
   if (stream == nullptr) return Answer(cudaErrorInvalidResourceHandle);
-  if (!TheDevice().is_broken) {
+  if (Real(stream)->capture != nullptr) {
+    Real(stream)->capture->works.push_back(std::move(work));
+  } else if (!TheDevice().is_broken) {
     Real(stream)->queue.push_back(std::move(work));
     ++Real(stream)->issued;
   }
@@ -144,6 +168,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
 
 cudaError_t cudaDeviceSynchronize() {
   const std::lock_guard lock(TheDevice().mutex);
+  if (SpoilsCapture()) return Answer(cudaErrorStreamCaptureUnsupported);
   RunAll();
   return Answer(cudaSuccess);
 }
@@ -163,6 +188,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const std::lock_guard lock(TheDevice().mutex);
+  if (Real(stream)->capture != nullptr && SpoilsCapture())
+    return Answer(cudaErrorStreamCaptureUnsupported);
   RunUntil(*Real(stream), Real(stream)->issued);
   return Answer(cudaSuccess);
 }
@@ -171,6 +198,41 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cuemu::Enqueue(stream, [seen] {
     if (seen.stream != nullptr) RunUntil(*seen.stream, seen.after);
   });
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  const std::lock_guard lock(TheDevice().mutex);
+  TheDevice().is_capture_spoiled = false;
+  Real(stream)->capture = std::make_unique<Graph>();
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard lock(TheDevice().mutex);
+  std::unique_ptr<Graph> captured = std::move(Real(stream)->capture);
+  *graph = nullptr;
+  if (std::exchange(TheDevice().is_capture_spoiled, false))
+    return Answer(cudaErrorStreamCaptureInvalidated);
+  *graph = reinterpret_cast<cudaGraph_t>(captured.release());
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* ready, cudaGraph_t graph,
+                                 unsigned long long /*flags*/) {
+  *ready = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  for (const Work& work : reinterpret_cast<Graph*>(graph)->works) {
+    if (const cudaError_t error = cuemu::Enqueue(stream, work); error != cudaSuccess) return error;
+  }
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return Answer(cudaSuccess);
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return Answer(cudaSuccess);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
@@ -215,6 +277,10 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorHostMemoryNotRegistered";
     case cudaErrorInvalidResourceHandle:
       return "cudaErrorInvalidResourceHandle";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated:
+      return "cudaErrorStreamCaptureInvalidated";
     default:
       return "cudaErrorUnknown";
   }

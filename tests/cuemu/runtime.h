@@ -2,7 +2,8 @@
 //
 // What stands in for the CUDA runtime (runtime.cc): the functions that gpu/cuda calls, over this
 // machine's memory. Work on a stream runs only once somebody waits for it, as late as CUDA allows,
-// so that a wait or an event that is missing shows. Fresh memory holds 0xFF: NaNs.
+// so that a wait or an event that is missing shows. Fresh memory holds 0xFF: NaNs. A stream that is
+// captured becomes a graph, unless somebody waits or allocates meanwhile.
 // Tested by tests/cuemu/cuemu_test.cc.
 
 #pragma once
