@@ -93,9 +93,11 @@ std::string ReadText(const fs::path& path) {
 // May a tier live here and delete what it knows by name?
 absl::Status CheckOurs(const fs::path& folder, const Contents& contents) {
   std::vector<std::string> foreign = contents.foreign;
-  // Names alone prove nothing: without our lock file, an `index` may be anybody's.
-  const bool is_ours =
-      contents.has_lock && std::string_view(ReadText(folder / kLockName)).starts_with(kMarker);
+  // Names alone prove nothing: without our lock file, an `index` may be anybody's. An empty one is
+  // of a first start that was killed, or found the disk full, before it had written anything.
+  const std::string lock = contents.has_lock ? ReadText(folder / kLockName) : "";
+  const bool is_new = lock.empty() && !contents.has_index && contents.segments.empty();
+  const bool is_ours = contents.has_lock && (is_new || std::string_view(lock).starts_with(kMarker));
   if (!is_ours) {
     if (contents.has_lock) foreign.emplace_back(kLockName);
     if (contents.has_index) foreign.emplace_back("index");
@@ -144,8 +146,9 @@ absl::StatusOr<int> Lock(const fs::path& folder) {
 absl::Status WriteMarker(int fd, const fs::path& folder) {
   const std::string text =
       absl::StrCat(absl::string_view(kMarker.data(), kMarker.size()), "pid ", getpid(), "\n");
-  if (ftruncate(fd, 0) != 0 ||
-      pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+  // In this order: who is killed in between, or finds the disk full, leaves the marker as it was.
+  if (pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
+      ftruncate(fd, static_cast<off_t>(text.size())) != 0) {
     return Unavailable(folder / kLockName, "cannot write", std::strerror(errno));
   }
   return absl::OkStatus();

@@ -4,6 +4,8 @@
 
 #include "storage/rocksdb/tier_folder.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -100,6 +102,33 @@ TEST_F(TierFolderTest, FolderWithFilesOfOthersIsLeftAsItIs) {
                                AllOf(HasSubstr("2 files that are not ours"),
                                      HasSubstr("thesis.tex"), HasSubstr("slots-4096-1"))));
   EXPECT_THAT(Names(), UnorderedElementsAre("thesis.tex", "slots-4096-1"));
+}
+
+// A start that was killed, or found the disk full, before it had written its lock.
+TEST_F(TierFolderTest, EmptyLockAloneIsOurs) {
+  fs::create_directories(path_);
+  std::ofstream(path_ / "ebbtide.lock").close();
+  EXPECT_OK(Take());
+
+  std::ofstream(path_ / "ebbtide.lock", std::ios::trunc).close();
+  Touch(path_ / "index" / "CURRENT");
+  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("not ours")));
+}
+
+// The marker is never away, not even while it is written anew.
+TEST_F(TierFolderTest, LockThatCannotBeWrittenAnewStaysOurs) {
+  ASSERT_OK(Take());
+  const rlimit none = {.rlim_cur = 0, .rlim_max = RLIM_INFINITY};
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  const auto full = Take();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+
+  EXPECT_THAT(full, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot write")));
+  EXPECT_OK(Take());
 }
 
 TEST_F(TierFolderTest, NamesWithoutOurLockProveNothing) {
