@@ -510,7 +510,9 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
         absl::StrCat("sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks need ",
                      need.record_bytes, " B below the device, where ", free_bytes, " of ",
                      room_bytes,
-                     " B are free; close sequences, or raise the host or rocksdb budget"));
+                     " B are free; close sequences, or raise the host or rocksdb budget",
+                     args.room.below_why.empty() ? "" : "; the tier below takes none now: ",
+                     args.room.below_why));
   }
   EBBTIDE_CHECK(BlocksDue(ticket, args.victims).empty(), "slots are awaited before they are taken");
   slots->resize(args.victims.size());

@@ -84,6 +84,7 @@ struct LowerRoom {
   uint64_t host_bytes = 0;         // Metadata takes of them first.
   uint64_t host_record_bytes = 1;  // One record's cost there.
   uint64_t below_records = 0;
+  std::string below_why = "";  // Why the tier below takes none now.
   uint64_t Bytes(uint64_t metadata_bytes) const {
     const uint64_t left = host_bytes - std::min(host_bytes, metadata_bytes);
     return (left / host_record_bytes + below_records) * record_bytes;

@@ -25,8 +25,8 @@ namespace {
 // Logits kept for scores at once: 16 MiB in f32.
 constexpr int64_t kSpillMax = 4 << 20;
 
-// What the forms of one tile of queries may take, in bytes.
-constexpr int64_t kFormsMax = 256 << 20;
+// What recall keeps of one tile of queries, in bytes.
+constexpr int64_t kRecallMax = 256 << 20;
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -302,12 +302,13 @@ absl::Status Attention::Answer(Work& work) {
                         (work.lane(0).length() + work.lane(0).slots());
     tile = static_cast<int32_t>(std::clamp<int64_t>(kSpillMax / row, 1, work.tokens));
   }
-  // Forms are kept by page and query: outputs, and some twenty numbers for each.
-  if (work.recall.mode == RecallMode::kBounded || work.recall.mode == RecallMode::kEstimated) {
-    const int64_t query = int64_t{work.geometry.query_heads} * work.lane(0).pages() *
-                          (work.geometry.head_dim * 8 + 80);
-    tile =
-        static_cast<int32_t>(std::clamp<int64_t>(kFormsMax / std::max<int64_t>(query, 1), 1, tile));
+  // Bounds are kept by page and query, some twenty numbers each, and of forms their outputs too.
+  if (work.recall.mode != RecallMode::kExact) {
+    const int64_t outputs = work.recall.mode == RecallMode::kOff ? 0 : work.geometry.head_dim * 8;
+    const int64_t query =
+        int64_t{work.geometry.query_heads} * work.lane(0).pages() * (outputs + 80);
+    tile = static_cast<int32_t>(
+        std::clamp<int64_t>(kRecallMax / std::max<int64_t>(query, 1), 1, tile));
   }
   for (int32_t first = 0; first < work.tokens; first += tile) {
     EBBTIDE_RETURN_IF_ERROR(AnswerTile(work, first, std::min(tile, work.tokens - first)));

@@ -281,7 +281,8 @@ LowerRoom Mover::RoomOf(uint64_t record_bytes) const {
 
   // A tier that does not take blocks now holds what it holds.
   const storage::TierUsage usage = tiers_.rocksdb->Usage();
-  room.below_records = Degraded().empty()
+  room.below_why = Degraded();
+  room.below_records = room.below_why.empty()
                            ? usage.budget_bytes / tiers_.rocksdb->CostBytes(record_bytes)
                            : usage.blocks;
   return room;

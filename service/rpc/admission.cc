@@ -48,7 +48,8 @@ absl::Status Admission::CheckBytes(std::string_view what, uint64_t bytes, uint32
 
 absl::Status Admission::Ticket::Grow(uint64_t bytes) {
   const absl::MutexLock lock(&admission_->mu_);
-  EBBTIDE_RETURN_IF_ERROR(admission_->CheckBytes("answer", bytes, admission_->calls_ - 1));
+  EBBTIDE_RETURN_IF_ERROR(
+      admission_->CheckBytes("call's answer, as it is held,", bytes, admission_->calls_ - 1));
   admission_->bytes_ += bytes;
   bytes_ += bytes;
   return absl::OkStatus();

@@ -34,6 +34,8 @@ namespace {
 constexpr absl::Duration kStuckAfter = absl::Seconds(10);
 // The longest message takes a second over loopback.
 constexpr absl::Duration kReadWithin = absl::Seconds(10);
+// Answers that are made when the server goes have so long to be delivered.
+constexpr std::chrono::seconds kDeliverWithin(5);
 constexpr uint32_t kWatchersMax = 8;
 constexpr int kSpareThreads = 16;  // For refusing, reflection and gRPC's own polling.
 
@@ -181,7 +183,7 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
 
 RpcServer::~RpcServer() {
   if (server_ != nullptr) {
-    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Shutdown(std::chrono::system_clock::now() + kDeliverWithin);
     server_->Wait();
   }
 }

@@ -75,8 +75,9 @@ TEST_F(AdmissionTest, AnswersAreBoundedWithRequestsButOneAloneIsNot) {
   ASSERT_THAT(second, IsOk());
 
   const absl::Status refused = second->Grow(41);
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
-                                AllOf(HasSubstr("answer of 41 B"), HasSubstr("hold 60 B"))));
+  EXPECT_THAT(refused,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("answer, as it is held, of 41 B"), HasSubstr("hold 60 B"))));
   EXPECT_EQ(ReasonOf(refused), "SERVER_BUSY");
   EXPECT_THAT(second->Grow(40), IsOk());
 }
