@@ -51,10 +51,7 @@ void FillPool(gpu::Dtype dtype) {
   std::normal_distribution<float> normal;
   std::vector<std::byte> pattern(size_t{1} << 20);
   for (size_t byte = 0; byte < pattern.size(); byte += gpu::DtypeBytes(dtype)) {
-    const float element = normal(random);
-    const uint16_t half = gpu::FloatToHalf(element);
-    const void* source = dtype == gpu::Dtype::kF32 ? static_cast<const void*>(&element) : &half;
-    std::memcpy(&pattern[byte], source, gpu::DtypeBytes(dtype));
+    gpu::StoreElement(dtype, &pattern[byte], 0, normal(random));
   }
   FillPool(pattern);
   filled = dtype;
