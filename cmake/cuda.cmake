@@ -47,7 +47,7 @@ function(ebbtide_cuda_library name)
     endif()
   endforeach()
   if(least LESS 1000)  # "native" and the like say nothing.
-    target_compile_definitions(ebbtide_${name} PRIVATE EBBTIDE_CUDA_CAPABILITY_MIN=${least})
+    target_compile_definitions(ebbtide_${name} PUBLIC EBBTIDE_CUDA_CAPABILITY_MIN=${least})
   endif()
   target_include_directories(ebbtide_${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(ebbtide_${name} PRIVATE

@@ -24,7 +24,7 @@ class Device {
     return Device(backend, std::move(stream));
   }
 
-  //   kResourceExhausted, kUnavailable  as Backend::Run and Stream::Wait
+  //   kResourceExhausted, kInternal, kUnavailable  as Backend::Run and Stream::Wait
   absl::Status Run(const Batch& batch) const {
     EBBTIDE_RETURN_IF_ERROR(backend_->Run(*stream_, batch));
     return stream_->Wait();

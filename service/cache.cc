@@ -500,7 +500,10 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
   }
   const Need need = NeedLocked(ticket);
   if (need.metadata_bytes > args.charged_bytes) {
-    return InFlight(facts.args.sequence, "another layer's tokens of this step were withdrawn");
+    return Refuse(absl::StatusCode::kUnavailable, "CALL_IN_FLIGHT",
+                  absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", ticket.layer,
+                               ": another layer's tokens of this step were withdrawn meanwhile; ",
+                               "call again"));
   }
   const uint64_t room_bytes = args.room.Bytes(metadata_bytes_ + need.metadata_bytes);
   const uint64_t free_bytes = room_bytes - std::min(room_bytes, promised_bytes_);

@@ -201,7 +201,7 @@ class Cache {
   // that what may have been written must be erased.
   bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The block longest in the host tier.
+  // The block longest in the host tier, those apart that there was no room for.
   std::optional<CarryPlan> PlanMoveDown() ABSL_LOCKS_EXCLUDED(mu_);
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
   // Where each block lies now.

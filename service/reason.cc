@@ -26,8 +26,10 @@ std::string ReasonOf(const absl::Status& status) {
 absl::Status WithDeviceReason(const absl::Status& status) {
   if (status.ok() || !ReasonOf(status).empty()) return status;
   const absl::string_view message = status.message();
-  return Refuse(status.code(), absl::IsResourceExhausted(status) ? "DEVICE_FULL" : "DEVICE_LOST",
-                {message.data(), message.size()});
+  const std::string_view reason = absl::IsResourceExhausted(status) ? "DEVICE_FULL"
+                                  : absl::IsUnavailable(status)     ? "DEVICE_LOST"
+                                                                    : "DEVICE_REFUSED";
+  return Refuse(status.code(), reason, {message.data(), message.size()});
 }
 
 }  // namespace ebbtide::service

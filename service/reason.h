@@ -19,8 +19,8 @@ absl::Status Refuse(absl::StatusCode code, std::string_view reason, std::string_
 // The reason of an error made by Refuse, else "".
 std::string ReasonOf(const absl::Status& status);
 
-// An error of the device (gpu/backend.h), which knows no reasons, with its own: DEVICE_FULL, or
-// DEVICE_LOST. Others are left as they are.
+// An error of the device (gpu/backend.h), which knows no reasons, with its own: DEVICE_FULL,
+// DEVICE_LOST, or DEVICE_REFUSED. Others are left as they are.
 absl::Status WithDeviceReason(const absl::Status& status);
 
 }  // namespace ebbtide::service

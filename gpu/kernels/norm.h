@@ -10,8 +10,8 @@
 
 namespace ebbtide::gpu {
 
-// From a sum of at most 256 squares of f32 or f16 in f64: squares are exact there, the sum is off
-// by less than 1e-13, which the margin covers before the root is rounded up.
+// From a sum of at most 256 squares of f32, f16 or bf16 in f64: squares are exact there, the sum is
+// off by less than 1e-13, which the margin covers before the root is rounded up.
 inline float NormFromSquares(double sum) {
   return FloatUp(std::sqrt(sum) * (1 + 1e-13));
 }

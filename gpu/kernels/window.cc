@@ -40,7 +40,8 @@ void CheckWindow(const WindowArgs& args) {
 //   CPU      head_dim fused products one after the other, and the scaling: head_dim + 1
 //   CUDA     f32: the same. f16 on tensor cores, which do not round but cut off: 8 products and the
 //            sum before, aligned to the largest, lose 2 roundings' worth each, 18 in all, at 4 such
-//            steps per 16 channels: 4.5 head_dim. Two f16 parts of a query leave 2^-22: 4
+//            steps per 16 channels: 4.5 head_dim. Two f16 parts of a query leave 2^-22: 4. bf16
+//            the same at 6 steps, for three parts: 6.75 head_dim
 // Softmax subtracts a maximum or the log-sum-exp, and rounds: 4 more. An error of z moves a weight
 // and the sum that it is divided by. The rest: exponentials (3, 4 on CUDA) and their products with
 // e^(top - top), sums over the rows that a thread adds up (1/32 of them on CUDA, 9 and f64 on the
@@ -49,7 +50,8 @@ float WindowError(const WindowArgs& args, float query_norm, float key_norm) {
   constexpr double kUnit = 0x1p-24;
   const double rows = static_cast<double>(args.group) * args.queries;
   const double size = std::fabs(static_cast<double>(args.scale)) * query_norm * key_norm;
-  const double logit = (5.0 * args.head_dim + 16.0) * kUnit * size;
+  const double channel = args.dtype == Dtype::kBF16 ? 7.0 : 5.0;
+  const double logit = (channel * args.head_dim + 16.0) * kUnit * size;
   const double sums = (rows / 32 + 9 + 22 + 24) * kUnit;
   return FloatUp(std::expm1(2 * logit + sums) * (1 + 1e-6));
 }

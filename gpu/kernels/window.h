@@ -39,14 +39,14 @@ struct WindowArgs {
 //   Numerics  a mass is within WindowError of it, relatively, and within rows * 1e-37, as weights
 //             below e^-87 count as 0. Products in f32, a row's sum in f64, a slot's in f32 over a
 //             few rows each and f64 over those (CUDA: f32, over every 32nd row in a thread). f16
-//             keys meet queries in two f16 parts on CUDA's tensor cores, the second dropped where
-//             it is 0. Keys of slots that nobody sees are never read; of those that a row does not
-//             see nothing gets into its sum
+//             keys meet queries in two f16 parts on CUDA's tensor cores, bf16 keys in three of
+//             their own, those dropped that are 0. Keys of slots that nobody sees are never read;
+//             of those that a row does not see nothing gets into its sum
 //   Repeats   bit for bit, for one build and SIMD target or GPU: neither threads, blocks nor other
 //             lanes matter, and nothing is added up atomically
 //   Cost      2 * rows * slots * head_dim flops. CPU: each key once per 64 rows, 4 bytes of scratch
-//             a slot and row of 64. CUDA: each key twice, products twice, and once more each for
-//             queries that are no f16
+//             a slot and row of 64. CUDA: each key twice, products twice, and again for each
+//             further part of the queries
 //   Order     done on return; CUDA: gpu/cuda/kernels.h
 //   Source    SnapKV, arXiv:2404.14469; online softmax, arXiv:1805.02867
 void WindowReference(const WindowArgs& args);

@@ -173,13 +173,24 @@ absl::StatusOr<TierName> Mover::WriteDown(const storage::BlockWrite& write) {
   while (absl::IsResourceExhausted(status) && MoveOneDown())
     status = tiers_.host.Write({&write, 1});
   if (status.ok()) return TierName::kHost;
-  if (tiers_.rocksdb == nullptr) return status;
-  EBBTIDE_RETURN_IF_ERROR(WriteRocksdb(write));
-  return TierName::kRocksdb;
+  if (tiers_.rocksdb != nullptr && WriteRocksdb(write).ok()) return TierName::kRocksdb;
+  return status;
 }
 
 bool Mover::MoveOneDown() {
   if (tiers_.rocksdb == nullptr) return false;
+  {
+    const absl::MutexLock lock(&mu_);
+    ++moving_;
+  }
+  const bool has_freed = MoveFirstThatFits();
+  const absl::MutexLock lock(&mu_);
+  --moving_;
+  freed_ += has_freed ? 1 : 0;
+  return has_freed;
+}
+
+bool Mover::MoveFirstThatFits() {
   std::vector<uint64_t> full;  // As in SealAll.
   for (size_t left = cache_.BlocksWaiting().in_host; left > 0; --left) {
     const auto plan = cache_.PlanMoveDown();
@@ -189,16 +200,7 @@ bool Mover::MoveOneDown() {
       Reap(plan->sequence);
       continue;
     }
-    {
-      const absl::MutexLock lock(&mu_);
-      ++moving_;
-    }
     const absl::Status status = MoveDown(*plan);
-    {
-      const absl::MutexLock lock(&mu_);
-      --moving_;
-      ++moved_;
-    }
     if (status.ok()) return true;
     if (!absl::IsResourceExhausted(status)) return false;
     full.push_back(RecordBytes(*plan));
@@ -230,12 +232,18 @@ absl::Status Mover::MoveDown(const CarryPlan& plan) {
   return outcome == CarryOutcome::kLost ? absl::OkStatus() : status;
 }
 
-bool Mover::AwaitMove(absl::Duration deadline) {
+uint64_t Mover::Freed() const {
   const absl::MutexLock lock(&mu_);
-  if (moving_ == 0) return false;
-  const uint64_t before = moved_;
-  const auto has_moved = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return moved_ != before; };
-  return mu_.AwaitWithTimeout(absl::Condition(&has_moved), deadline - clock_.SinceStart());
+  return freed_;
+}
+
+bool Mover::AwaitFreed(uint64_t before, absl::Duration deadline) const {
+  const absl::MutexLock lock(&mu_);
+  const auto has_ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return freed_ != before || moving_ == 0;
+  };
+  mu_.AwaitWithTimeout(absl::Condition(&has_ended), deadline - clock_.SinceStart());
+  return freed_ != before;
 }
 
 absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
@@ -258,16 +266,17 @@ absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
 
 absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
   if (bytes == 0) return absl::OkStatus();
-  while (!tiers_.host_budget.TryCharge(bytes)) {
+  for (;;) {
+    const uint64_t freed = Freed();
+    if (tiers_.host_budget.TryCharge(bytes)) return absl::OkStatus();
     // Where all that could move is on its way already, its end is waited for.
-    if (clock_.SinceStart() < deadline && (MoveOneDown() || AwaitMove(deadline))) continue;
+    if (clock_.SinceStart() < deadline && (MoveOneDown() || AwaitFreed(freed, deadline))) continue;
     return Refuse(
         absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
         absl::StrCat("host tier: ", bytes, " B for lanes, digests and score state do not fit, ",
                      tiers_.host_budget.free_bytes(), " of ", tiers_.host_budget.limit_bytes(),
                      " B are free; close sequences, or raise the host budget"));
   }
-  return absl::OkStatus();
 }
 
 LowerRoom Mover::RoomOf(uint64_t record_bytes) const {

@@ -92,9 +92,12 @@ class Mover {
   absl::StatusOr<TierName> WriteDown(const storage::BlockWrite& write);
   // Moves the block longest in the host of those that the tier below has room for.
   bool MoveOneDown() ABSL_LOCKS_EXCLUDED(mu_);
+  bool MoveFirstThatFits();
   absl::Status MoveDown(const CarryPlan& plan);
-  // Whether another thread's move ended meanwhile; false at once where none is under way.
-  bool AwaitMove(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mu_);
+  // How many moves have freed room in the host; and whether more have than `before`, once one has
+  // or none is under way any more.
+  uint64_t Freed() const ABSL_LOCKS_EXCLUDED(mu_);
+  bool AwaitFreed(uint64_t before, absl::Duration deadline) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteRocksdb(const storage::BlockWrite& write) ABSL_LOCKS_EXCLUDED(mu_);
   void EraseOwed() ABSL_LOCKS_EXCLUDED(mu_);
   void ZeroAndRelease(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
@@ -113,8 +116,8 @@ class Mover {
   mutable absl::Mutex mu_;
   std::string degraded_ ABSL_GUARDED_BY(mu_);
   RecordBuffer spare_ ABSL_GUARDED_BY(mu_);
-  int moving_ ABSL_GUARDED_BY(mu_) = 0;      // Blocks on their way down,
-  uint64_t moved_ ABSL_GUARDED_BY(mu_) = 0;  // and how many got there or back.
+  int moving_ ABSL_GUARDED_BY(mu_) = 0;      // Who looks for a block to move, or moves one,
+  uint64_t freed_ ABSL_GUARDED_BY(mu_) = 0;  // and how often that freed room in the host.
   // Erasures that the tier did not take, and closed sequences whose frames were not zeroed.
   std::vector<storage::BlockKey> owed_host_ ABSL_GUARDED_BY(mu_);
   std::vector<storage::BlockKey> owed_rocksdb_ ABSL_GUARDED_BY(mu_);

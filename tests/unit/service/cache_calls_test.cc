@@ -454,7 +454,6 @@ TEST_F(CacheCallsTest, TruncateCutsEveryLayerAndItsMemory) {
     LaneMemory& memory = sequence_->memory[lane];
     const size_t length = lane < 2 ? 2 * kPage + 4 : kPage + 4;
     memory.score.resize(length);
-    memory.score.resize(length);
     memory.mass.resize(length);
     memory.digests.resize(length / kPage);
   }
@@ -464,7 +463,6 @@ TEST_F(CacheCallsTest, TruncateCutsEveryLayerAndItsMemory) {
   EXPECT_EQ(sequence_->facts.committed, kPage + 1);
   EXPECT_EQ(cache().Counters().tokens_forgotten.at("TRUNCATED"), 2U * (kPage + 3) + 2U * 3);
   for (const LaneMemory& memory : sequence_->memory) {
-    EXPECT_EQ(memory.score.size(), kPage + 1U);
     EXPECT_EQ(memory.score.size(), kPage + 1U);
     EXPECT_EQ(memory.mass.size(), kPage + 1U);
     EXPECT_EQ(memory.digested_pages(), 1);
