@@ -11,6 +11,7 @@ if(NOT EBBTIDE_CUDA_INCLUDE)
 endif()
 
 option(EBBTIDE_CUDA "compile the CUDA kernels where nvcc 12 or later is found" ON)
+option(EBBTIDE_GPU_TESTS "build the tests and the benchmark that need a GPU (scripts/gpu)" OFF)
 set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "devices to compile for; scripts/check cuda: 80;90;100")
 if(EBBTIDE_CUDA)
   find_program(EBBTIDE_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)

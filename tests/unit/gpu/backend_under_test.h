@@ -13,8 +13,11 @@
 
 #include "gpu/backend.h"
 #include "gpu/cpu/cpu_backend.h"
-#if defined(EBBTIDE_CUDA_EMULATED)
+#include "tests/unit/gpu/on_cuda.h"
+#if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
 #include "gpu/cuda/cuda_backend.h"
+#endif
+#if defined(EBBTIDE_CUDA_EMULATED)
 #include "tests/cuemu/device.h"
 #endif
 
@@ -34,10 +37,12 @@ std::unique_ptr<Backend> MakeCpuBackend() {
   return std::make_unique<CpuBackend>(kThreads);
 }
 
-#if defined(EBBTIDE_CUDA_EMULATED)
+#if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
 template <size_t kCarriedBytesMax>
 std::unique_ptr<Backend> MakeCudaBackend() {
+#if defined(EBBTIDE_CUDA_EMULATED)
   cuemu::SetDevice({.hides_memory = true});
+#endif
   auto backend = CudaBackend::Make({.carried_bytes_max = kCarriedBytesMax});
   EXPECT_TRUE(backend.ok()) << backend.status();
   return *std::move(backend);
@@ -46,14 +51,14 @@ std::unique_ptr<Backend> MakeCudaBackend() {
 
 // The last one waits in the middle of a batch for what it carried.
 inline std::vector<BackendUnderTest> EveryBackend() {
-  return {
-    {"cpu_on_one_thread", &MakeCpuBackend<1>}, {"cpu_on_three_threads", &MakeCpuBackend<3>},
-#if defined(EBBTIDE_CUDA_EMULATED)
-        {"cuda", &MakeCudaBackend<(size_t{64} << 20)>}, {
-      "cuda_that_carries_little", &MakeCudaBackend<4096>
-    }
+  std::vector<BackendUnderTest> backends = {{"cpu_on_one_thread", &MakeCpuBackend<1>},
+                                            {"cpu_on_three_threads", &MakeCpuBackend<3>}};
+#if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
+  if (!WhyNoCuda().empty()) return backends;
+  backends.push_back({"cuda", &MakeCudaBackend<(size_t{64} << 20)>});
+  backends.push_back({"cuda_that_carries_little", &MakeCudaBackend<4096>});
 #endif
-  };
+  return backends;
 }
 
 }  // namespace ebbtide::gpu

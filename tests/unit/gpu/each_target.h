@@ -22,7 +22,7 @@ class OnTarget : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     if (GetParam() == "cuda") {
-      if (!kHasCuda) GTEST_SKIP() << "not run: this build has no cuda_runtime.h";
+      if (!WhyNoCuda().empty()) GTEST_SKIP() << "not run: " << WhyNoCuda();
       // The emulator's fibers do not survive a fork under the thread sanitizer.
       GTEST_FLAG_SET(death_test_style, "threadsafe");
       return;

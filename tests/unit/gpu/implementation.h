@@ -69,9 +69,8 @@ inline std::vector<ImplementationCase> EveryImplementation() {
 // Without CUDA's headers there is no such kernel to run (ctest's gpu_cuda_tests says so).
 inline std::vector<ImplementationCase> EveryImplementationAndCuda() {
   std::vector<ImplementationCase> cases = EveryImplementation();
-  for (const Dtype dtype : kDtypes) {
-    if (kHasCuda) cases.push_back({"cuda", dtype});
-  }
+  if (!kHasCuda || !WhyNoCuda().empty()) return cases;
+  for (const Dtype dtype : kDtypes) cases.push_back({"cuda", dtype});
   return cases;
 }
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CUDA kernels as the contracts' tests call them: one lane, done on return. They run on the
-// emulator (tests/cuemu), where device memory is this process's; without CUDA's headers they are
-// not built, and kHasCuda is false.
+// emulator (tests/cuemu), where device memory is this process's, or in gpu_device_tests on a
+// device, which arrays are carried to and back from; without CUDA's headers they are not built, and
+// kHasCuda is false.
 
 #pragma once
 
 #include <algorithm>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -23,16 +26,56 @@
 #include "gpu/kernels/select.h"
 #include "gpu/kernels/window.h"
 
-#if defined(EBBTIDE_CUDA_EMULATED)
+#if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
+#include "gpu/cuda/bring.h"
+#include "gpu/cuda/carried_arrays.h"
+#include "gpu/cuda/cuda_device.h"
 #include "gpu/cuda/cuda_stream.h"
 #include "gpu/cuda/kernels.h"
 #endif
 
 namespace ebbtide::gpu {
 
-#if defined(EBBTIDE_CUDA_EMULATED)
+#if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
 
 inline constexpr bool kHasCuda = true;
+
+#if defined(EBBTIDE_CUDA_DEVICE)
+// Why kernels can't be run here; "" where they can.
+inline std::string WhyNoCuda() {
+  static const absl::Status status = FindCudaDevice().status();
+  return std::string(status.message());
+}
+
+// What only tests carry: the product's selection and pooling run on the host.
+inline void Bring(AttendPageArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.query);
+  arrays.In(args.page);
+  arrays.In(args.visible);
+  arrays.Out(args.output);
+  arrays.Out(args.lse);
+  arrays.Out(args.focal_output);
+  arrays.Out(args.spread);
+  arrays.Out(args.logits);
+}
+inline void Bring(PoolArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.mass);
+  arrays.Out(args.pooled);
+}
+inline void Bring(SelectCudaArgs& args, CarriedArrays& arrays) {
+  arrays.In(args.select.score);
+  arrays.In(args.select.index);
+  arrays.In(args.select.eligible);
+  arrays.Out(args.leaving);
+  std::span<int32_t> left(args.left, 1);
+  arrays.Out(left);
+  args.left = left.data();
+}
+#else
+inline std::string WhyNoCuda() {
+  return "";
+}
+#endif
 
 // Runs `operation` over `lanes` on a stream of its own.
 template <class Args>
@@ -40,10 +83,25 @@ void RunOnCuda(absl::Status (*operation)(std::span<const Args>, CudaStream&),
                std::span<const Args> lanes) {
   const auto stream = CudaStream::Make();
   ASSERT_TRUE(stream.ok()) << stream.status();
+#if defined(EBBTIDE_CUDA_DEVICE)
+  CarriedArrays arrays(**stream);
+  std::vector<Args> brought(lanes.begin(), lanes.end());
+  for (Args& args : brought) Bring(args, arrays);
+  const absl::Status over = arrays.CarryOver();
+  ASSERT_TRUE(over.ok()) << over;
+  const absl::Status run = operation(brought, **stream);
+  ASSERT_TRUE(run.ok()) << run;
+  const absl::Status back = arrays.CarryBack();
+  ASSERT_TRUE(back.ok()) << back;
+#else
   const absl::Status run = operation(lanes, **stream);
   ASSERT_TRUE(run.ok()) << run;
+#endif
   const absl::Status done = (*stream)->Wait();
   ASSERT_TRUE(done.ok()) << done;
+#if defined(EBBTIDE_CUDA_DEVICE)
+  arrays.Deliver();
+#endif
 }
 
 inline void AppendOnCuda(const AppendArgs& args) {
@@ -103,6 +161,10 @@ inline void WindowOnCuda(const WindowArgs& args) {
 #else
 
 inline constexpr bool kHasCuda = false;
+
+inline std::string WhyNoCuda() {
+  return "this build has no cuda_runtime.h";
+}
 
 inline void AppendOnCuda(const AppendArgs& /*args*/) {}
 inline void AttendOnCuda(const AttendArgs& /*args*/) {}

@@ -10,7 +10,7 @@
 
 namespace ebbtide::gpu {
 
-#if defined(EBBTIDE_CUDA_EMULATED)
+#if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
 
 inline void DamageOnCuda(const DamageArgs& args) {
   RunOnCuda<DamageArgs>(&DamageCuda, {&args, 1});

@@ -26,7 +26,7 @@ class SelectTest : public testing::TestWithParam<Select> {
  protected:
   void SetUp() override {
     if (GetParam() != &SelectOnCuda) return;
-    if (!kHasCuda) GTEST_SKIP() << "not run: this build has no cuda_runtime.h";
+    if (!WhyNoCuda().empty()) GTEST_SKIP() << "not run: " << WhyNoCuda();
     GTEST_FLAG_SET(death_test_style, "threadsafe");  // Fibers do not survive a fork under tsan.
   }
   void TearDown() override { GTEST_FLAG_SET(death_test_style, "fast"); }
