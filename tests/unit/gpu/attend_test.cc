@@ -7,8 +7,6 @@
 
 #include "gpu/kernels/attend.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,6 +17,7 @@
 
 #include "tests/support/random_seed.h"
 #include "tests/unit/gpu/each_target.h"
+#include "tests/unit/gpu/forbidden_memory.h"
 #include "tests/unit/gpu/sample_lane.h"
 
 namespace ebbtide::gpu {
@@ -172,22 +171,6 @@ TEST_P(AttendOnTarget, RepeatsBitForBitWithLogitsOrWithout) {
   EXPECT_EQ(call.output, again.output);
   EXPECT_EQ(call.lse, again.lse);
 }
-
-// A page that may not be read: touching it ends the process.
-class ForbiddenMemory {
- public:
-  ForbiddenMemory()
-      : memory_(mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
-  ~ForbiddenMemory() { munmap(memory_, kBytes); }
-  ForbiddenMemory(const ForbiddenMemory&) = delete;
-  ForbiddenMemory& operator=(const ForbiddenMemory&) = delete;
-
-  const std::byte* bytes() const { return static_cast<const std::byte*>(memory_); }
-
- private:
-  static constexpr size_t kBytes = size_t{1} << 20;
-  void* memory_;
-};
 
 TEST_P(AttendOnTarget, NeverTouchesSlotsThatNobodySees) {
   std::mt19937_64 random(test::RandomSeed());

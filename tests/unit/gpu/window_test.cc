@@ -6,8 +6,6 @@
 
 #include "gpu/kernels/window.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,6 +19,7 @@
 #include "gpu/kernels/mass.h"
 #include "tests/support/random_seed.h"
 #include "tests/unit/gpu/each_target.h"
+#include "tests/unit/gpu/forbidden_memory.h"
 #include "tests/unit/gpu/sample_lane.h"
 
 namespace ebbtide::gpu {
@@ -263,22 +262,6 @@ TEST_P(WindowOnTarget, LargestWindowIsAnswered) {
 
   ExpectWithinError(lane, call.Args(lane), expected.mass);
 }
-
-// A page that may not be read: touching it ends the process.
-class ForbiddenMemory {
- public:
-  ForbiddenMemory()
-      : memory_(mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
-  ~ForbiddenMemory() { munmap(memory_, kBytes); }
-  ForbiddenMemory(const ForbiddenMemory&) = delete;
-  ForbiddenMemory& operator=(const ForbiddenMemory&) = delete;
-
-  const std::byte* bytes() const { return static_cast<const std::byte*>(memory_); }
-
- private:
-  static constexpr size_t kBytes = size_t{1} << 20;
-  void* memory_;
-};
 
 TEST_P(WindowOnTarget, NeverTouchesSlotsThatNobodySeesNorValues) {
   std::mt19937_64 random(test::RandomSeed());
