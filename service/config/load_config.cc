@@ -7,12 +7,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 
 #include "base/bytes.h"
+#include "base/status_macros.h"
 #include "ebbtide/v1/config.pb.h"
 #include "service/config/listen.h"
 #include "service/config/read_yaml.h"
@@ -30,13 +32,15 @@ struct NumberRule {
   uint64_t most = 0;
   uint64_t otherwise = 0;
   std::string why;
+  std::string most_in_words = {};  // Where `most` itself is only more than any machine has.
 };
 
 // Turns what a file says into a Config, field by field.
 class Resolver {
  public:
-  Resolver(const v1::Config& said, const Surroundings& surroundings, LoadedConfig& loaded)
-      : said_(said), lines_(loaded.lines), surroundings_(surroundings), loaded_(loaded) {}
+  Resolver(const v1::Config& said, const YamlRead& read, const Surroundings& surroundings,
+           LoadedConfig& loaded)
+      : said_(said), read_(read), surroundings_(surroundings), loaded_(loaded) {}
 
   void Resolve() {
     ResolveListen();
@@ -45,21 +49,40 @@ class Resolver {
     ResolveMemoryTiers();
     ResolveRocksdb();
     ResolveSequences();
+    for (const auto& [field, text] : read_.no_numbers) {
+      EBBTIDE_CHECK(mistaken_.contains(field), "every number of the schema has its limits");
+    }
   }
 
  private:
   // Notes where a field's value comes from; true where that is the file.
   bool IsSaid(const std::string& field, const std::string& why) {
-    const auto line = lines_.find(field);
+    const auto line = read_.lines.find(field);
     loaded_.origins[field] =
-        line == lines_.end() ? "default: " + why : absl::StrFormat("line %d", line->second);
-    return line != lines_.end();
+        line == read_.lines.end() ? "default: " + why : absl::StrFormat("line %d", line->second);
+    return line != read_.lines.end();
   }
 
-  void Mistake(const std::string& field, std::string_view what) { loaded_.AddMistake(field, what); }
+  void Mistake(const std::string& field, std::string_view what) {
+    loaded_.AddMistake(field, what);
+    mistaken_.insert(field);
+  }
+
+  // Whether the file may mean another value than we have: limits drawn from it would be wrong ones.
+  bool IsInDoubt(const std::string& field) const {
+    return mistaken_.contains(field) || read_.unread_sections.contains("") ||
+           read_.unread_sections.contains(field.substr(0, field.find('.')));
+  }
 
   uint64_t Number(const std::string& field, uint64_t said, const NumberRule& rule) {
     if (!IsSaid(field, rule.why)) {
+      return rule.otherwise;
+    }
+    if (const auto none = read_.no_numbers.find(field); none != read_.no_numbers.end()) {
+      Mistake(field,
+              absl::StrFormat("%s is not a whole number from %d to %d in plain digits; leave the "
+                              "line out for the default %d",
+                              none->second, rule.least, rule.most, rule.otherwise));
       return rule.otherwise;
     }
     if (said < rule.least || said > rule.most) {
@@ -80,8 +103,9 @@ class Resolver {
       return rule.otherwise;
     }
     if (*bytes < rule.least || *bytes > rule.most) {
-      Mistake(field, absl::StrFormat("%s is outside %s to %s", said, FormatBytes(rule.least),
-                                     FormatBytes(rule.most)));
+      Mistake(field, absl::StrFormat(
+                         "%s is outside %s to %s", said, FormatBytes(rule.least),
+                         rule.most_in_words.empty() ? FormatBytes(rule.most) : rule.most_in_words));
     }
     return *bytes;
   }
@@ -175,7 +199,8 @@ class Resolver {
   void ResolveMemoryTiers() {
     const uint64_t memory = surroundings_.memory_bytes;
     // What a device has is known to the device alone, which refuses more.
-    const bool is_elsewhere = loaded_.config.device.backend == BackendChoice::kCuda;
+    const bool is_elsewhere =
+        loaded_.config.device.backend == BackendChoice::kCuda || IsInDoubt("device.backend");
     const std::string of_memory = absl::StrFormat("of %s of memory", FormatBytes(memory));
     const auto part = [&](uint64_t divisor, uint64_t most) {
       return std::max(kMiB, std::min(memory / divisor / kMiB * kMiB, most));
@@ -183,12 +208,14 @@ class Resolver {
     const uint64_t device = loaded_.config.device.budget_bytes =
         Size("device.budget", said_.device().budget(),
              {kMiB, is_elsewhere ? kTiB : memory, part(20, kGiB),
-              absl::StrFormat("min(5 %% %s, 1 GiB)", of_memory)});
+              absl::StrFormat("min(5 %% %s, 1 GiB)", of_memory),
+              is_elsewhere ? "the device's memory" : ""});
     const uint64_t host = loaded_.config.host.budget_bytes =
         Size("host.budget", said_.host().budget(),
              {kMiB, memory, part(4, 4 * kGiB), absl::StrFormat("min(25 %% %s, 4 GiB)", of_memory)});
-    if (!is_elsewhere && device <= memory && host <= memory && device + host > memory) {
-      Mistake(lines_.contains("host.budget") ? "host.budget" : "device.budget",
+    const bool is_in_doubt = IsInDoubt("device.budget") || IsInDoubt("host.budget");
+    if (!is_elsewhere && !is_in_doubt && device + host > memory) {
+      Mistake(read_.lines.contains("host.budget") ? "host.budget" : "device.budget",
               absl::StrFormat("the device's %s (in host memory here) and the host tier's %s exceed "
                               "the %s this process may use",
                               FormatBytes(device), FormatBytes(host), FormatBytes(memory)));
@@ -215,13 +242,19 @@ class Resolver {
         Mistake("rocksdb.path", absl::StrFormat("'%s' must be absolute", rocksdb.path));
       }
     }
-    const DiskSpace disk = surroundings_.disk(rocksdb.path);
-    const uint64_t most = disk.capacity_bytes > 0 ? disk.capacity_bytes : uint64_t{1} << 60;
-    const uint64_t tenth = disk.capacity_bytes > 0 ? disk.free_bytes / 10 / kMiB * kMiB : kGiB;
-    rocksdb.budget_bytes =
-        Size("rocksdb.budget", said_.rocksdb().budget(),
-             {64 * kMiB, most, std::clamp(tenth, 64 * kMiB, 16 * kGiB),
-              absl::StrFormat("min(10 %% of %s free, 16 GiB)", FormatBytes(disk.free_bytes))});
+    rocksdb.budget_bytes = Size("rocksdb.budget", said_.rocksdb().budget(), RocksdbBudgetRule());
+  }
+
+  NumberRule RocksdbBudgetRule() const {
+    const std::string& path = loaded_.config.rocksdb.path;
+    const DiskSpace disk = IsInDoubt("rocksdb.path") ? DiskSpace{} : surroundings_.disk(path);
+    if (disk.capacity_bytes == 0) {
+      return {64 * kMiB, uint64_t{1} << 60, kGiB, "the disk's size is not known",
+              "the disk's size"};
+    }
+    const uint64_t tenth = disk.free_bytes / 10 / kMiB * kMiB;
+    return {64 * kMiB, disk.capacity_bytes, std::clamp(tenth, 64 * kMiB, 16 * kGiB),
+            absl::StrFormat("min(10 %% of %s free, 16 GiB)", FormatBytes(disk.free_bytes))};
   }
 
   void ResolveSequences() {
@@ -237,9 +270,10 @@ class Resolver {
   }
 
   const v1::Config& said_;
-  const FieldLines& lines_;
+  const YamlRead& read_;
   const Surroundings& surroundings_;
   LoadedConfig& loaded_;
+  std::set<std::string> mistaken_;
 };
 
 LoadedConfig CannotRead(std::string_view why) {
@@ -261,11 +295,11 @@ void LoadedConfig::AddMistake(const std::string& field, std::string_view what) {
 
 LoadedConfig LoadConfig(std::string_view text, const Surroundings& surroundings) {
   v1::Config said;
-  YamlRead read = ReadYaml(text, said);
+  const YamlRead read = ReadYaml(text, said);
   LoadedConfig loaded;
-  loaded.lines = std::move(read.lines);
-  loaded.mistakes = std::move(read.mistakes);
-  Resolver(said, surroundings, loaded).Resolve();
+  loaded.lines = read.lines;
+  loaded.mistakes = read.mistakes;
+  Resolver(said, read, surroundings, loaded).Resolve();
   return loaded;
 }
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <sstream>
@@ -115,22 +114,24 @@ class Reader {
       return;
     }
     if (!node.IsMap()) {
-      Mistake(node, absl::StrFormat("%s: expected a mapping of fields",
-                                    parent.empty() ? "the file" : parent));
+      Mistake(node, parent,
+              absl::StrFormat("%s: expected a mapping of fields",
+                              parent.empty() ? "the file" : parent));
       return;
     }
     std::map<std::string, int> first_lines;
     for (const auto& entry : node) {
       const YAML::Node& key = entry.first;
       if (!key.IsScalar()) {
-        Mistake(key, "a key must be a plain word");
+        Mistake(key, parent, "a key must be a plain word");
         continue;
       }
       const std::string path = Joined(parent, key.Scalar());
       const auto [first, is_new] = first_lines.try_emplace(key.Scalar(), LineOf(key));
       if (!is_new) {
-        Mistake(key, absl::StrFormat("%s: given twice, first in line %d; keep one", Shown(path),
-                                     first->second));
+        Mistake(key, path,
+                absl::StrFormat("%s: given twice, first in line %d; keep one", Shown(path),
+                                first->second));
         continue;
       }
       ReadField(key, entry.second, parent, message);
@@ -143,8 +144,10 @@ class Reader {
     return quoted.substr(1, quoted.size() - 2);
   }
 
-  void Mistake(const YAML::Node& node, std::string message) {
+  // `section`: a path within it, or "".
+  void Mistake(const YAML::Node& node, std::string_view section, std::string message) {
     read_.mistakes.push_back({LineOf(node), std::move(message)});
+    read_.unread_sections.emplace(section.substr(0, section.find('.')));
   }
 
   void ReadField(const YAML::Node& key, const YAML::Node& value, const std::string& parent,
@@ -153,8 +156,9 @@ class Reader {
     const FieldDescriptor* field = schema.FindFieldByName(key.Scalar());
     const std::string path = Joined(parent, key.Scalar());
     if (field == nullptr) {
-      Mistake(key, absl::StrFormat("%s: unknown field%s", Shown(path),
-                                   Suggestion(root_, schema, parent, key.Scalar())));
+      Mistake(key, parent,
+              absl::StrFormat("%s: unknown field%s", Shown(path),
+                              Suggestion(root_, schema, parent, key.Scalar())));
       return;
     }
     if (field->message_type() != nullptr) {
@@ -162,7 +166,8 @@ class Reader {
       return;
     }
     if (!value.IsScalar()) {
-      Mistake(key, absl::StrFormat("%s: has no value; give one, or leave the line out", path));
+      Mistake(key, path,
+              absl::StrFormat("%s: has no value; give one, or leave the line out", path));
       return;
     }
     if (SetScalar(*field, path, value, message)) {
@@ -179,34 +184,34 @@ class Reader {
         return true;
       case FieldDescriptor::CPPTYPE_BOOL:
         if (text != "true" && text != "false") {
-          Mistake(value, absl::StrFormat("%s: %s is neither true nor false", path, Quoted(text)));
+          Mistake(value, path,
+                  absl::StrFormat("%s: %s is neither true nor false", path, Quoted(text)));
           return false;
         }
         message.GetReflection()->SetBool(&message, &field, text == "true");
         return true;
       case FieldDescriptor::CPPTYPE_UINT32:
-        return SetInteger<uint32_t>(field, path, value, message);
+        SetInteger<uint32_t>(field, path, value, message);
+        return true;
       default:
-        return SetInteger<uint64_t>(field, path, value, message);
+        SetInteger<uint64_t>(field, path, value, message);
+        return true;
     }
   }
 
   template <typename Integer>
-  bool SetInteger(const FieldDescriptor& field, const std::string& path, const YAML::Node& value,
+  void SetInteger(const FieldDescriptor& field, const std::string& path, const YAML::Node& value,
                   Message& message) {
     const std::optional<Integer> number = ParseInteger<Integer>(value.Scalar());
     if (!number.has_value()) {
-      Mistake(value,
-              absl::StrFormat("%s: %s is not a whole number from 0 to %d in plain digits", path,
-                              Quoted(value.Scalar()), std::numeric_limits<Integer>::max()));
-      return false;
+      read_.no_numbers[path] = Quoted(value.Scalar());
+      return;
     }
     if constexpr (std::is_same_v<Integer, uint32_t>) {
       message.GetReflection()->SetUInt32(&message, &field, *number);
     } else {
       message.GetReflection()->SetUInt64(&message, &field, *number);
     }
-    return true;
   }
 
   const Descriptor& root_;

@@ -10,9 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <set>
 #include <sstream>
 
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
@@ -214,6 +216,78 @@ TEST(LoadConfigTest, EveryKeyMisspeltByOneLetterIsRefusedWithTheRightOne) {
                 ElementsAre(MistakeAt(2, "unknown field; did you mean " + path + "?")))
         << text;
   });
+}
+
+// The limits of a field as docs/configuration.md lists them.
+std::map<std::string, std::string> LimitsOfThePage() {
+  std::ifstream page(std::string(EBBTIDE_SOURCE_DIR) + "/docs/configuration.md");
+  std::map<std::string, std::string> limits;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("| `")) continue;
+    const std::vector<std::string> cells = absl::StrSplit(line, " | ");
+    limits[cells[0].substr(3, cells[0].size() - 4)] = cells[2];
+  }
+  return limits;
+}
+
+TEST(LoadConfigTest, WhatIsNoNumberIsToldTheLimitsOfItsField) {
+  const std::map<std::string, std::string> limits = LimitsOfThePage();
+  int numbers = 0;
+  ForEachField([&](const std::string& path) {
+    const size_t dot = path.find('.');
+    const auto& field = *v1::Config::descriptor()
+                             ->FindFieldByName(path.substr(0, dot))
+                             ->message_type()
+                             ->FindFieldByName(path.substr(dot + 1));
+    const auto type = field.cpp_type();
+    using google::protobuf::FieldDescriptor;
+    if (type != FieldDescriptor::CPPTYPE_UINT32 && type != FieldDescriptor::CPPTYPE_UINT64) return;
+    ++numbers;
+    for (const char* value : {"many", "-1", "1e1", "1.5", "99999999999999999999"}) {
+      const std::string text =
+          path.substr(0, dot) + ":\n  " + path.substr(dot + 1) + ": " + value + "\n";
+
+      EXPECT_THAT(MistakesOf(text),
+                  ElementsAre(MistakeAt(2, path + ": '" + value + "' is not a whole number from " +
+                                               limits.at(path) + " in plain digits")));
+    }
+  });
+  EXPECT_GT(numbers, 0);
+}
+
+// Each would be right beside another value of the mistaken field.
+TEST(LoadConfigTest, NoLimitIsDrawnFromAMistakenField) {
+  for (const std::string rocksdb :
+       {"path: data", "path: ''", "path: [a]", "pth: /data", "path: /a, path: /b"}) {
+    EXPECT_THAT(MistakesOf("rocksdb: {" + rocksdb + ", budget: 501GiB}"), testing::SizeIs(1))
+        << rocksdb;
+  }
+  for (const std::string device : {"backend: cudda", "backend: [cuda]", "backnd: cuda"}) {
+    EXPECT_THAT(MistakesOf("device: {" + device + ", budget: 100GiB}"), testing::SizeIs(1))
+        << device;
+  }
+  EXPECT_THAT(MistakesOf("host: {budget: 64 gigs}\ndevice: {budget: 7900MiB}"),
+              ElementsAre(MistakeAt(1, "host.budget: '64 gigs' is not a size")));
+  EXPECT_THAT(MistakesOf("hots: {budget: 64MiB}\ndevice: {budget: 7900MiB}"),
+              ElementsAre(MistakeAt(1, "hots: unknown field")));
+}
+
+TEST(LoadConfigTest, AnUnknownLimitIsNamedInWords) {
+  EXPECT_THAT(
+      MistakesOf("rocksdb: {path: data, budget: 1kB}"),
+      ElementsAre(MistakeAt(1, "rocksdb.path: "),
+                  MistakeAt(1, "rocksdb.budget: 1kB is outside 64 MiB to the disk's size")));
+  EXPECT_THAT(
+      MistakesOf("device: {backend: cuda, budget: 0}"),
+      ElementsAre(MistakeAt(1, "device.budget: 0 is outside 1 MiB to the device's memory")));
+  Surroundings diskless = Laptop();
+  diskless.disk = [](const std::string&) { return DiskSpace{}; };
+
+  const LoadedConfig loaded = LoadConfig("rocksdb: {budget: 1kB}", diskless);
+
+  EXPECT_THAT(loaded.mistakes, ElementsAre(MistakeAt(1, "outside 64 MiB to the disk's size")));
+  EXPECT_EQ(LoadConfig("", diskless).origins.at("rocksdb.budget"),
+            "default: the disk's size is not known");
 }
 
 TEST(LoadConfigTest, KeyAtTheWrongLevelNamesItsPlace) {
