@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ebbctl: the daemon's command line. Says what there is to say, and exits with 0 only when all is
-// well: 1 where something is not, 2 where the command itself was wrong.
+// well: 1 where something is not, 2 where the command itself was wrong or a configuration is,
+// whoever finds out. Tested by tests/integration/ebbctl_test.cc.
 
 #include <CLI/CLI.hpp>
 #include <malloc.h>
@@ -11,8 +12,10 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "client/cli/demo.h"
 #include "client/cli/replay.h"
@@ -32,7 +35,12 @@ constexpr char kAbout[] =
     "  ebbctl status\n"
     "  ebbctl demo\n"
     "  ebbctl replay trace.safetensors --policy snapkv+caote --budget 12.5% --recall off,exact\n"
-    "  ebbctl describe chat-17 --lane 15/0 --tokens\n";
+    "  ebbctl describe chat-17 --lane 0/0 --tokens\n";
+
+constexpr char kExitCodes[] =
+    "Exit codes\n"
+    "  0  all is well      1  something is not, or failed, with the reason on standard error\n"
+    "  2  wrong usage, or a configuration with mistakes";
 
 // Keeps big messages on the heap: mapping and unmapping each of them costs more than the copy.
 void TuneMalloc() {
@@ -63,7 +71,7 @@ void AddDescribe(CLI::App& app, const Common& common, DescribeArgs& args, Verb& 
   describe->add_option("--lane", args.lane, "only this lane: LAYER/KV_HEAD");
   describe->add_flag("--tokens", args.with_tokens,
                      "each token of the lane: position, tier, score, and why it is there");
-  describe->footer("Example:\n  ebbctl describe chat-17 --lane 15/0 --tokens");
+  describe->footer("Example:\n  ebbctl describe chat-17 --lane 0/0 --tokens");
   describe->callback([&] { verb = [&] { return RunDescribe(common, args); }; });
 }
 
@@ -126,7 +134,32 @@ int Exit(const absl::StatusOr<bool>& well) {
   const std::string reason = client::ErrorReason(well.status());
   absl::FPrintF(stderr, "ebbctl: %s%s\n", std::string(well.status().message()),
                 reason.empty() ? "" : absl::StrFormat(" [%s]", reason));
-  return absl::IsInvalidArgument(well.status()) && reason.empty() ? kExitUsage : kExitNotWell;
+  return absl::IsInvalidArgument(well.status()) ? kExitUsage : kExitNotWell;
+}
+
+// Where a verb is missing, CLI11 says no more than that; this names the word that is none, and the
+// verbs there are. Empty where the mistake is another.
+std::string WhatVerb(const CLI::App& app) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : at->get_subcommands(nullptr)) verbs.push_back(verb->get_name());
+  if (verbs.empty()) return "";
+  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+  const std::string mistake = unknown.empty() ? "no verb"
+                              : unknown.front().starts_with('-')
+                                  ? absl::StrFormat("%s is no option", unknown.front())
+                                  : absl::StrFormat("\"%s\" is no verb", unknown.front());
+  return absl::StrFormat("%s: %s; say one of %s", at->get_name(), mistake,
+                         absl::StrJoin(verbs, ", "));
+}
+
+int ExitOfParser(const CLI::App& app, const CLI::ParseError& error) {
+  const bool lacks_one = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  const std::string what_verb = lacks_one ? WhatVerb(app) : "";
+  if (what_verb.empty()) return app.exit(error) == 0 ? 0 : kExitUsage;
+  absl::FPrintF(stderr, "%s\nRun with --help for more information.\n", what_verb);
+  return kExitUsage;
 }
 
 int Main(int argc, char** argv) {
@@ -138,6 +171,8 @@ int Main(int argc, char** argv) {
   DemoArgs demo;
   Verb verb;
   app.require_subcommand(1);
+  app.set_version_flag("--version", "ebbctl " EBBTIDE_VERSION);
+  app.footer(kExitCodes);
   app.add_option(
       "--socket", common.socket,
       "the daemon's endpoint, unix:PATH or HOST:PORT; default " + client::DefaultTarget());
@@ -154,7 +189,7 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kExitUsage;
+    return ExitOfParser(app, error);
   }
   return Exit(verb());
 }

@@ -2,7 +2,10 @@
 //
 // `ebbctl sequences` and `ebbctl describe`: who is open, and where each of its tokens lies.
 
+#include <algorithm>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -18,16 +21,14 @@
 namespace ebbtide::cli {
 namespace {
 
-std::string RenderLanes(const client::SequenceDescription& description,
-                        std::optional<client::LaneId> only) {
+std::string RenderLanes(const std::vector<client::LaneDescription>& lanes) {
   Table table({{"layer", Align::kRight},
                {"kv head", Align::kRight},
                {"length", Align::kRight},
                {"resident", Align::kRight},
                {"absent", Align::kRight},
                {"demoted so far", Align::kRight}});
-  for (const client::LaneDescription& lane : description.lanes) {
-    if (only.has_value() && (lane.layer != only->layer || lane.kv_head != only->kv_head)) continue;
+  for (const client::LaneDescription& lane : lanes) {
     table.AddRow({FormatCount(lane.layer), FormatCount(lane.kv_head), FormatCount(lane.length),
                   FormatCount(lane.resident), FormatCount(lane.absent), FormatCount(lane.demoted)});
   }
@@ -57,7 +58,7 @@ absl::StatusOr<client::LaneId> ParseLane(const std::string& text) {
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &lane.layer) ||
       !absl::SimpleAtoi(parts[1], &lane.kv_head)) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("--lane \"%s\": give LAYER/KV_HEAD, such as 15/0", text));
+        absl::StrFormat("--lane \"%s\": give LAYER/KV_HEAD, such as 0/0", text));
   }
   return lane;
 }
@@ -86,10 +87,25 @@ std::string RenderSequences(const std::vector<client::SequenceSummary>& sequence
   return table.Render();
 }
 
-std::string RenderDescription(const client::SequenceDescription& description,
-                              std::optional<client::LaneId> lane) {
+absl::StatusOr<client::SequenceDescription> OnlyLane(client::SequenceDescription description,
+                                                     client::LaneId lane) {
+  uint32_t last_layer = 0, last_kv_head = 0;
+  for (const client::LaneDescription& each : description.lanes) {
+    last_layer = std::max(last_layer, each.layer);
+    last_kv_head = std::max(last_kv_head, each.kv_head);
+  }
+  std::erase_if(description.lanes, [&](const client::LaneDescription& each) {
+    return each.layer != lane.layer || each.kv_head != lane.kv_head;
+  });
+  if (!description.lanes.empty()) return description;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "lane %u/%u: sequence \"%s\" has layers 0 to %u and kv heads 0 to %u", lane.layer,
+      lane.kv_head, description.summary.name, last_layer, last_kv_head));
+}
+
+std::string RenderDescription(const client::SequenceDescription& description) {
   std::string text = RenderSequences({description.summary});
-  text += "\n" + RenderLanes(description, lane);
+  text += "\n" + RenderLanes(description.lanes);
   if (!description.tokens.empty()) text += "\n" + RenderTokens(description.tokens);
   return text;
 }
@@ -122,10 +138,13 @@ absl::StatusOr<bool> RunDescribe(const Common& common, const DescribeArgs& args)
     options.tokens_of = lane;
   }
   EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, client::Client::Connect(common.socket));
-  EBBTIDE_ASSIGN_OR_RETURN(const client::SequenceDescription description,
+  EBBTIDE_ASSIGN_OR_RETURN(client::SequenceDescription description,
                            client.DescribeSequence(options));
+  if (lane.has_value()) {
+    EBBTIDE_ASSIGN_OR_RETURN(description, OnlyLane(std::move(description), *lane));
+  }
   Print(common.output == Output::kJson ? ToJson(description).dump(2) + "\n"
-                                       : RenderDescription(description, lane));
+                                       : RenderDescription(description));
   return true;
 }
 

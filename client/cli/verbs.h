@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What ebbctl can do, one function per verb. Each prints its answer on stdout and says whether all
-// is well; what failed outright is a status.
+// is well; what failed outright is a status, kInvalidArgument where the command was wrong.
 
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -39,12 +39,16 @@ absl::StatusOr<bool> RunConfigCheck(const std::string& file);
 //   kInvalidArgument  anything else
 absl::StatusOr<client::LaneId> ParseLane(const std::string& text);
 
+// `description` with no other lane than `lane`.
+//   kInvalidArgument  it has no such lane; names those it has
+absl::StatusOr<client::SequenceDescription> OnlyLane(client::SequenceDescription description,
+                                                     client::LaneId lane);
+
 // What the verbs print, from what the daemon answered.
 std::string RenderTiers(const client::Stats& stats);
 std::string RenderStatus(const client::ServerInfo& info, const client::Stats& stats);
 std::string RenderSequences(const std::vector<client::SequenceSummary>& sequences);
-std::string RenderDescription(const client::SequenceDescription& description,
-                              std::optional<client::LaneId> lane);
+std::string RenderDescription(const client::SequenceDescription& description);
 
 // A line per thing that is not as it should be; empty: all is well.
 std::vector<std::string> Complaints(const client::Stats& stats);

@@ -10,12 +10,15 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "client/cli/daemon_process.h"
+#include "client/cli/demo.h"
+#include "client/cli/verbs.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -25,6 +28,7 @@ namespace {
 using nlohmann::json;
 using test::IsOkAndHolds;
 using test::StatusIs;
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
@@ -191,12 +195,95 @@ TEST_F(EbbctlTest, AWrongCommandLineIsTwo) {
   }
 }
 
+TEST_F(EbbctlTest, AWordThatIsNoVerbIsNamedBesideThoseThatAre) {
+  for (const auto& [arguments, answer] : std::vector<std::pair<const char*, const char*>>{
+           {"nosuch", "ebbctl: \"nosuch\" is no verb; say one of status, tiers, sequences, "},
+           {"", "ebbctl: no verb; say one of status, tiers, sequences, describe, config, replay, "},
+           {"--nosuch", "ebbctl: --nosuch is no option; say one of status, tiers, "},
+           {"config nosuch", "config: \"nosuch\" is no verb; say one of check\n"},
+           {"config", "config: no verb; say one of check\n"}}) {
+    EXPECT_THAT(RunToEnd(Ebbctl(arguments)), IsOkAndHolds(2)) << arguments;
+    EXPECT_THAT(Err(), HasSubstr(answer)) << arguments;
+  }
+}
+
+TEST_F(EbbctlTest, BothProgramsAreOfOneVersion) {
+  const std::string script = "c=$(" EBBCTL_PATH " --version) && d=$(" EBBTIDED_PATH
+                             " --version) && echo \"$c\" > " +
+                             out_ + " && [ \"ebbtided ${c#ebbctl }\" = \"$d\" ]";
+
+  EXPECT_THAT(RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}}), IsOkAndHolds(0));
+
+  EXPECT_THAT(Out(), testing::MatchesRegex("ebbctl [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+// Of the demo's model, so that the examples do where people try them first.
+TEST_F(EbbctlTest, TheHelpsExamplesNameALaneThatIsThere) {
+  ASSERT_OK_AND_ASSIGN(const std::string path, FindDemoTrace());
+  ASSERT_OK_AND_ASSIGN(const Trace trace, ReadTrace(path, {}));
+  for (const char* arguments : {"--help", "describe --help"}) {
+    ASSERT_THAT(RunToEnd(Ebbctl(arguments)), IsOkAndHolds(0));
+    const std::string help = Out();
+    const std::string option = "describe chat-17 --lane ";
+    const size_t at = help.find(option);
+    ASSERT_NE(at, std::string::npos) << help;
+    const size_t begin = at + option.size();
+
+    ASSERT_OK_AND_ASSIGN(const client::LaneId lane,
+                         ParseLane(help.substr(begin, help.find(' ', begin) - begin)));
+
+    EXPECT_LT(lane.layer, trace.layers.size());
+    EXPECT_LT(lane.kv_head, trace.kv_heads);
+  }
+}
+
+TEST_F(EbbctlTest, ALaneThatIsNotThereIsAWrongArgument) {
+  const auto daemon = StartDaemon();
+  ASSERT_OK_AND_ASSIGN(const client::Client client, client::Client::Connect(socket_));
+  ASSERT_OK(client.RegisterModel(
+      {.name = "m", .geometry = {.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64}}));
+  ASSERT_OK(client.OpenSequence({.name = "s", .model = "m", .budget = {.tokens = 256}}));
+
+  for (const char* tokens : {"", " --tokens", " -o json"}) {
+    EXPECT_THAT(RunToEnd(Ebbctl("describe s --socket " + socket_ + " --lane 0/1" + tokens)),
+                IsOkAndHolds(0))
+        << Err();
+    for (const char* lane : {"15/0", "0/2"}) {
+      EXPECT_THAT(RunToEnd(Ebbctl("describe s --socket " + socket_ + " --lane " + lane + tokens)),
+                  IsOkAndHolds(2));
+      EXPECT_EQ(Out(), "");
+      EXPECT_THAT(Err(), AllOf(HasSubstr(std::string("lane ") + lane),
+                               HasSubstr("has layers 0 to 0 and kv heads 0 to 1")));
+    }
+  }
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
+// Who finds a mistake of the caller's, this program or the daemon, makes no difference.
+TEST_F(EbbctlTest, WhatTheDaemonFindsWrongWithTheCommandIsTwoAsWell) {
+  const auto daemon = StartDaemon();
+  for (const char* options : {"--policy nosuch --budget 128", "--policy h2o --budget 1",
+                              "--policy h2o --budget 128 --recall nosuch",
+                              "--policy h2o --budget 128 --prefill nosuch"}) {
+    EXPECT_THAT(
+        RunToEnd(Ebbctl("replay " + std::string(kTrace) + " --socket " + socket_ + " " + options)),
+        IsOkAndHolds(2))
+        << options << ": " << Err();
+  }
+  EXPECT_THAT(RunToEnd(Ebbctl("describe nobody --socket " + socket_)), IsOkAndHolds(1));
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
 TEST_F(EbbctlTest, ConfigCheckAsksTheDaemonsParser) {
   const std::string file = (folder_.path() / "bad.yaml").string();
   std::ofstream(file) << "server:\n  listn: x\n";
 
-  EXPECT_THAT(RunToEnd(Ebbctl("config check " + file)), IsOkAndHolds(1));
+  EXPECT_THAT(RunToEnd(Ebbctl("config check " + file)), IsOkAndHolds(2));
   EXPECT_THAT(Err(), HasSubstr(file + ":2: server.listn: unknown field"));
+  EXPECT_THAT(
+      RunToEnd({.program = EBBTIDED_PATH, .arguments = {"--check-config", "--config", file}}),
+      IsOkAndHolds(2));
+  EXPECT_THAT(RunToEnd(Ebbctl("config check " + file + ".none")), IsOkAndHolds(2));
 
   std::ofstream(file) << "host:\n  budget: 2MiB\n";
   EXPECT_THAT(RunToEnd(Ebbctl("config check " + file)), IsOkAndHolds(0)) << Err();

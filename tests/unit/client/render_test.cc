@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -173,15 +174,30 @@ TEST(DescribeVerbTest, ALaneIsNamedByLayerAndHead) {
   }
 }
 
+client::SequenceDescription TwoLayers() {
+  return {.summary = {.name = "s"},
+          .lanes = {{.layer = 0, .kv_head = 0, .length = 111},
+                    {.layer = 1, .kv_head = 0, .length = 222}}};
+}
+
 TEST(DescribeVerbTest, OnlyTheLaneAskedForIsShown) {
-  const client::SequenceDescription description{
-      .lanes = {{.layer = 0, .kv_head = 0, .length = 111},
-                {.layer = 1, .kv_head = 0, .length = 222}}};
+  ASSERT_OK_AND_ASSIGN(const client::SequenceDescription one,
+                       OnlyLane(TwoLayers(), {.layer = 1, .kv_head = 0}));
 
-  const std::string text = RenderDescription(description, client::LaneId{.layer = 1, .kv_head = 0});
+  for (const std::string& text : {RenderDescription(one), ToJson(one).dump()}) {
+    EXPECT_THAT(text, HasSubstr("222"));
+    EXPECT_THAT(text, testing::Not(HasSubstr("111")));
+  }
+}
 
-  EXPECT_THAT(text, HasSubstr("222"));
-  EXPECT_THAT(text, testing::Not(HasSubstr("111")));
+TEST(DescribeVerbTest, ALaneThatIsNotThereIsRefusedWithThoseThatAre) {
+  for (const client::LaneId lane : {client::LaneId{.layer = 15}, client::LaneId{.kv_head = 1}}) {
+    EXPECT_THAT(OnlyLane(TwoLayers(), lane),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         absl::StrFormat("lane %u/%u: sequence \"s\" has layers 0 to 1 and kv "
+                                         "heads 0 to 0",
+                                         lane.layer, lane.kv_head)));
+  }
 }
 
 TEST(JsonTest, KeysKeepTheOrderOfTheWire) {
