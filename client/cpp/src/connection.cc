@@ -24,6 +24,7 @@
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
+#include "client/cpp/src/reach.h"
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
 
@@ -68,8 +69,7 @@ std::string TrailerReason(const grpc::ClientContext& context) {
 
 // The daemon's own errors pass as they came; those of the way to it get the endpoint and the fix.
 absl::Status InOurWords(const grpc::Status& status, const std::string& reason,
-                        const std::string& call, const std::string& target) {
-  if (status.ok()) return absl::OkStatus();
+                        const Unanswered& unanswered) {
   if (!reason.empty()) {
     return WithReason(
         absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()),
@@ -77,20 +77,24 @@ absl::Status InOurWords(const grpc::Status& status, const std::string& reason,
   }
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
-      return WithReason(
-          absl::UnavailableError(absl::StrFormat(
-              "%s: no daemon answers at %s (%s); start `ebbtided`, or name its endpoint with "
-              "EBBTIDE_SOCKET or --socket",
-              call, target, status.error_message())),
-          kReasonUnreachable);
+      return WithReason(WhyUnreachable(unanswered), kReasonUnreachable);
     case grpc::StatusCode::DEADLINE_EXCEEDED:
+      if (unanswered.is_first) {
+        return absl::DeadlineExceededError(IsNoDaemon(unanswered.target, "no answer in time"));
+      }
       return absl::DeadlineExceededError(absl::StrFormat(
           "%s: no answer from %s in time; it may or may not have been carried out, and the same "
           "call again is safe",
-          call, target));
+          unanswered.call, unanswered.target));
+    case grpc::StatusCode::UNIMPLEMENTED:
+      if (unanswered.is_first) {
+        return absl::UnimplementedError(IsNoDaemon(unanswered.target, "it knows no such call"));
+      }
+      [[fallthrough]];
     default:
-      return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                          absl::StrFormat("%s at %s: %s", call, target, status.error_message()));
+      return absl::Status(
+          static_cast<absl::StatusCode>(status.error_code()),
+          absl::StrFormat("%s at %s: %s", unanswered.call, unanswered.target, unanswered.said));
   }
 }
 
@@ -120,8 +124,8 @@ grpc::Status CallBytes(grpc::GenericStub& stub, const std::string& method,
   return grpc::SerializationTraits<Response>::Deserialize(&answer, response);
 }
 
-bool IsWorthRepeating(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kUnavailable && ErrorReason(status) != kReasonNotMet;
+bool IsWorthRepeating(const grpc::Status& status, const std::string& reason) {
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE && reason != kReasonNotMet;
 }
 
 }  // namespace
@@ -166,6 +170,11 @@ struct Connection::Wire {
     return Attempts({.attempts_max = options.attempts_max}, timeout, SteadyClock(), absl::SleepFor);
   }
 
+  bool HasBeenHeard() const {
+    const absl::MutexLock lock(&mu);
+    return !boot_id.empty();
+  }
+
   absl::Status CheckSize(const std::string& call, uint64_t bytes) const {
     const absl::MutexLock lock(&mu);
     if (message_bytes_max == 0 || bytes <= message_bytes_max) return absl::OkStatus();
@@ -187,8 +196,13 @@ struct Connection::Wire {
       context.set_deadline(absl::ToChronoTime(absl::Now() + attempts.remaining()));
       const grpc::Status answer = send(context);
       if (answer.ok()) return absl::OkStatus();
-      absl::Status status = InOurWords(answer, TrailerReason(context), call, target);
-      if (!IsWorthRepeating(status) || !attempts.Next()) return status;
+      const std::string reason = TrailerReason(context);
+      if (IsWorthRepeating(answer, reason) && attempts.Next()) continue;
+      return InOurWords(answer, reason,
+                        {.call = call,
+                         .target = target,
+                         .said = answer.error_message(),
+                         .is_first = !HasBeenHeard()});
     }
   }
 

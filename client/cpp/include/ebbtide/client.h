@@ -41,7 +41,8 @@ std::string DefaultTarget();
 
 // Thread-safe, movable. Every call has a deadline. A call whose answer was lost is sent again, same
 // arguments, at most `attempts_max` times: each call of the protocol may be repeated. Errors:
-//   kUnavailable       UNREACHABLE: nobody answers; names the endpoint and the fix
+//   kUnavailable       UNREACHABLE: nobody answers; names the endpoint, what stands there, the fix
+//   kPermissionDenied  UNREACHABLE: the socket is closed to this user
 //   kDeadlineExceeded  time ran out; the call may or may not have been carried out, repeat it
 //   kAborted           DAEMON_RESTARTED: a sequence of an earlier run of the daemon
 //   kResourceExhausted MESSAGE_TOO_LARGE: the call passes the daemon's longest message
@@ -49,8 +50,9 @@ std::string DefaultTarget();
 class Client {
  public:
   // Connects and says hello. `target`: "unix:PATH" or "HOST:PORT"; empty: DefaultTarget().
-  //   kInvalidArgument  not a target
-  //   kUnavailable      UNREACHABLE
+  //   kInvalidArgument   not a target
+  //   kUnavailable, kPermissionDenied  UNREACHABLE
+  //   kUnimplemented, kDeadlineExceeded  who listens there is no ebbtided, or one that hangs
   static absl::StatusOr<Client> Connect(std::string_view target = {},
                                         const ClientOptions& options = {});
 
