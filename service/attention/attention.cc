@@ -443,14 +443,16 @@ void Attention::JudgeTile(Work& work, std::span<const LaneAnswer> lanes, int32_t
   Certificate& certificate = work.answer.certificate;
   for (int m = 0; m < lanes.front().queries(); ++m) {
     const auto token = static_cast<size_t>(first_query + m);
-    bool is_met = nothing_left_out;
-    if (has_target) {
-      const auto errors = std::span(certificate.error_bound).subspan(token * heads, heads);
-      is_met = IsMet(errors, OutputNorms(lanes, m), work.recall.tau);
-    }
+    const auto errors = std::span(certificate.error_bound).subspan(token * heads, heads);
+    // Nothing is proven of an output beyond the range of its dtype, though all was read for it.
+    const bool is_met = has_target ? IsMet(errors, OutputNorms(lanes, m), work.recall.tau)
+                                   : nothing_left_out && std::ranges::all_of(errors, [](float e) {
+                                       return std::isfinite(e);
+                                     });
     certificate.met[token] = is_met ? 1 : 0;
     if (is_met) continue;
     certificate.not_met_reason = !stopped_by.empty()                          ? stopped_by
+                                 : nothing_left_out                           ? "ARITHMETIC"
                                  : work.recall.mode == RecallMode::kOff       ? "RECALL_OFF"
                                  : work.recall.mode == RecallMode::kEstimated ? "ESTIMATED"
                                                                               : "ARITHMETIC";
