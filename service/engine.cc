@@ -40,6 +40,23 @@ constexpr absl::Duration kOpenPatience = absl::Seconds(1);
 
 constexpr uint64_t kPagesAtOnceMax = 32;  // Of one lane, between looks at the clock.
 
+// A page that a tier may give another time.
+absl::Status CheckWithinReach(const PageRequest& request) {
+  if (request.state == FetchState::kUnavailable) {
+    return Refuse(absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
+                  absl::StrCat("page ", request.page,
+                               " lies in the rocksdb tier, which does not answer now; retry"));
+  }
+  if (request.state == FetchState::kNoStaging) {
+    return Refuse(absl::StatusCode::kUnavailable, "STAGING_BUSY",
+                  absl::StrCat("page ", request.page,
+                               " has to be staged, and other calls kept all of the staging until ",
+                               "the deadline; retry, or raise the host budget, an eighth of which ",
+                               "it is, up to 64 MiB"));
+  }
+  return absl::OkStatus();
+}
+
 PageBytes AnswerOf(const PageRequest& request, const Ticket& ticket,
                    std::span<const int64_t> positions) {
   const Geometry& geometry = ticket.sequence->model->geometry;
@@ -234,12 +251,9 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
       requests[i] = {.kv_head = head, .page = static_cast<int32_t>(page + i)};
     }
     source.Fetch(requests, args.deadline - parts_.clock.SinceStart());
+    EBBTIDE_RETURN_IF_ERROR(source.status());
     for (const PageRequest& request : requests) {
-      if (request.state == FetchState::kUnavailable) {
-        return Refuse(absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
-                      absl::StrCat("page ", request.page,
-                                   " lies in the rocksdb tier, which does not answer now; retry"));
-      }
+      EBBTIDE_RETURN_IF_ERROR(CheckWithinReach(request));
       answers.push_back(AnswerOf(request, ticket, positions));
     }
     source.GiveUp();

@@ -349,7 +349,7 @@ class Climb {
     const std::vector<Together> all = PutTogether(block);
     for (size_t first = 0; first < all.size();) {
       if (tools_.clock.SinceStart() >= tools_.deadline) {
-        stopped_by_ = "DEADLINE";
+        StopBy("DEADLINE");
         return false;
       }
       size_t end = first;
@@ -417,6 +417,7 @@ class Climb {
       }
     }
     tools_.source.Fetch(requests_, tools_.deadline - tools_.clock.SinceStart());
+    status_.Update(tools_.source.status());
 
     struct Form {
       const Choice* choice;
@@ -484,12 +485,23 @@ class Climb {
   }
 
   void NoteLost(const PageRequest& request) {
-    if (request.state == FetchState::kUnavailable) {
-      stopped_by_ = "TIER_UNAVAILABLE";
-      return;
+    switch (request.state) {
+      case FetchState::kOk:
+      case FetchState::kDeviceFailed:  // The answer fails with it.
+        return;
+      case FetchState::kUnavailable:
+        return StopBy("TIER_UNAVAILABLE");
+      case FetchState::kNoStaging:
+        return StopBy("STAGING_BUSY");
+      case FetchState::kMissing:
+      case FetchState::kCorrupt:
+        lost_.push_back(tools_.source.Lost(request));
+        return StopBy(lost_.back().reason());
     }
-    lost_.push_back(tools_.source.Lost(request));
-    stopped_by_ = lost_.back().reason();
+  }
+
+  void StopBy(std::string_view reason) {
+    if (stopped_by_.empty()) stopped_by_ = reason;
   }
 
   const std::span<LaneAnswer> lanes_;

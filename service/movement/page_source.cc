@@ -122,7 +122,7 @@ void PageSource::NoteLost(std::span<const PageRequest> requests) {
 
 void PageSource::FetchFromSlots(PageRequest& request) {
   request.tier = TierName::kDevice;
-  request.state = FetchState::kUnavailable;
+  request.state = FetchState::kNoStaging;
   if (!holds_share_) return;
   const LaneMemory& memory = sequence_->memory[static_cast<size_t>(
       layer_ * sequence_->model->geometry.kv_heads + request.kv_head)];
@@ -133,7 +133,9 @@ void PageSource::FetchFromSlots(PageRequest& request) {
   const std::span<std::byte> page = Stage(memory.shape.page_bytes());
   const gpu::GatherArgs gather{
       .shape = memory.shape, .key_slot = slots.keys, .value_slot = slots.values, .page = page};
-  if (!device_.Run(std::span(&gather, 1)).ok()) return;
+  request.state = FetchState::kDeviceFailed;
+  status_.Update(device_.Run(std::span(&gather, 1)));
+  if (!status_.ok()) return;
   request.bytes =
       request.part == storage::PagePart::kExact ? page : Encode(memory.shape, page, request.part);
   request.state = FetchState::kOk;
@@ -201,7 +203,7 @@ void PageSource::FetchStaged(std::span<PageRequest*> requests) {
   if (!holds_share_) {
     for (PageRequest* const request : requests) {
       request->tier = TierName::kRocksdb;
-      request->state = FetchState::kUnavailable;
+      request->state = FetchState::kNoStaging;
     }
     return;
   }

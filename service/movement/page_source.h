@@ -24,7 +24,14 @@
 
 namespace ebbtide::service {
 
-enum class FetchState : uint8_t { kOk, kMissing, kCorrupt, kUnavailable };
+enum class FetchState : uint8_t {
+  kOk,
+  kMissing,       // The tier that should hold it does not.
+  kCorrupt,       // Its check failed.
+  kUnavailable,   // Its tier does not answer.
+  kNoStaging,     // No share of the staging came free in time.
+  kDeviceFailed,  // It could not be gathered from its slots.
+};
 
 struct PageRequest {
   int kv_head = 0;
@@ -64,9 +71,11 @@ class PageSource {
   uint64_t bytes_of(storage::PagePart part) const;
 
   // Fills each request. Pages that lie in the host are read in place; others need a share of the
-  // staging: where all are lent for longer than `patience`, those are not available.
-  // Pages that are lost are counted and logged, each once.
+  // staging, which all may be lent for longer than `patience`. Pages that are lost are counted and
+  // logged, each once.
   void Fetch(std::span<PageRequest> requests, absl::Duration patience);
+  // What the device said where it failed a fetch.
+  const absl::Status& status() const { return status_; }
   // Gives up the bytes of the last Fetch, and the share that they may lie in: nobody holds it while
   // he computes.
   void GiveUp();
@@ -95,6 +104,7 @@ class PageSource {
   const gpu::Device& device_;
   const SequenceRef sequence_;
   const int layer_;
+  absl::Status status_;
   bool holds_share_ = false;
   absl::flat_hash_map<int32_t, PinnedBlock> pinned_;  // By block number.
   std::vector<std::vector<std::byte>> staged_;

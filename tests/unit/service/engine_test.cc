@@ -5,6 +5,7 @@
 
 #include "service/engine.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,12 +22,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "service/movement/page_source.h"
 #include "service/reason.h"
 #include "storage/patient_tier.h"
 #include "tests/support/engine_stand.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/faulty_tier.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/stepped_executor.h"
 
 namespace ebbtide::service {
 namespace {
@@ -330,6 +334,63 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   EXPECT_LT(ErrorsOf(with, tokens_, 1, 256, 1).relative, 1e-5);
 }
 
+TEST_F(EngineTest, CallsThatFindNoStagingSaySo) {
+  absl::Notification disk_answers;
+  std::atomic<int> waiting = 0;
+  FaultyTier* disk = nullptr;
+  EngineStand stand({.host_bytes = 320 << 10,
+                     .rocksdb_bytes = 192 << 20,
+                     .wrap_rocksdb = [&](storage::Tier& tier) {
+                       auto faulty = std::make_unique<FaultyTier>(tier, 7);
+                       disk = faulty.get();
+                       return faulty;
+                     }});
+  std::vector<Worker> workers;
+  for (const char* name : {"c", "a", "b"}) {
+    Worker& worker = workers.emplace_back(stand.engine(), tokens_, name);
+    worker.open = {
+        .policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 40};
+    ASSERT_OK(worker.Open().status());
+    for (int32_t first = 0; first < 200; first += 40) {
+      ASSERT_OK(
+          worker.StepAllLayers({.first = first, .count = 40, .phase = Phase::kPrefill}).status);
+    }
+  }
+  stand.Settle();
+  while (stand.host_budget().used_bytes() > stand.host_budget().limit_bytes() / 100 * 85)
+    stand.engine().CloseIdle();                               // Carriers are not done yet.
+  ASSERT_GT(stand.engine().GetStats().tiers[2].blocks, 26U);  // Some of the last one's too.
+  disk->Set({.delay = 1, .on_delay = [&] {
+               ++waiting;
+               disk_answers.WaitForNotification();
+             }});
+  std::vector<std::thread> readers;
+  const absl::Cleanup end = [&] {
+    disk_answers.Notify();
+    for (std::thread& reader : readers) reader.join();
+  };
+  for (const uint32_t layer : {0U, 1U}) {
+    for (const char* name : {"a", "b"}) {
+      readers.emplace_back([&stand, layer, name] {
+        EXPECT_OK(stand.engine().ReadPages({.sequence = name, .layer = layer}).status());
+      });
+    }
+  }
+  while (waiting < Staging::kShares) std::this_thread::yield();
+
+  const StepAnswer answer =
+      workers.front().Step({.first = 200, .patience = absl::Milliseconds(40)});
+
+  ASSERT_OK(answer.status);
+  EXPECT_EQ(answer.certificate.met[0], 0);
+  EXPECT_EQ(answer.certificate.not_met_reason, "STAGING_BUSY");
+  EXPECT_EQ(ErrorsOf(answer, tokens_, 0, 200, 1).violations, 0);
+  const auto pages = stand.engine().ReadPages(
+      {.sequence = "c", .deadline = stand.clock().SinceStart() + absl::Milliseconds(20)});
+  EXPECT_EQ(pages.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(pages.status()), "STAGING_BUSY");
+}
+
 TEST_F(EngineTest, PagesThatWouldNotFitAMessageOrTheTimeAreRefused) {
   Worker worker(engine_.engine(), tokens_, "a");
   worker.open = {.policy = "keydiff", .recall = "off", .budget_tokens = 48, .chunk_tokens = 40};
@@ -444,6 +505,29 @@ TEST_F(EngineTest, AnAnswerThatTheDeviceFailsIsCountedAndObservedWhenItIsAskedFo
   for (uint32_t layer = 0; layer < 2; ++layer) {
     EXPECT_EQ(ResidentsOf(stand.engine(), layer), ResidentsOf(twin_stand.engine(), layer));
   }
+}
+
+// Of pages that nobody has sealed yet, the device has the only copy.
+TEST_F(EngineTest, PagesThatTheDeviceDoesNotGatherFailTheCallAsTheDeviceDoes) {
+  FailingDevice failing;
+  test::SteppedExecutor carriers;
+  EngineSetup setup = failing.Setup();
+  setup.carriers = &carriers;
+  EngineStand stand(setup);
+  Worker worker(stand.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 36, .chunk_tokens = 44};
+  ASSERT_OK(worker.Open().status());
+  ASSERT_OK(worker.StepAllLayers({.count = 44, .phase = Phase::kPrefill}).status);
+  failing.device->Fail(&FaultyBackend::Is<gpu::GatherArgs>);
+
+  const StepAnswer answer = worker.Step({.first = 44});
+  const absl::Status pages = stand.engine().ReadPages({.sequence = "a"}).status();
+
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(answer.status), "DEVICE_LOST");
+  EXPECT_EQ(pages.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(pages), "DEVICE_LOST");
+  EXPECT_EQ(stand.engine().GetStats().refused.at("DEVICE_LOST"), 2U);
 }
 
 // A call that ends in an exception holds its layer no longer.

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 
 #include "gpu/kernels/codes.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/service/cache_stand.h"
 
@@ -20,6 +21,7 @@ namespace {
 
 using storage::PagePart;
 using test::CacheStand;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr int kLayer = 1;
@@ -321,11 +323,41 @@ TEST_F(PageSourceTest, NobodyWaitsForStagingPastTheirPatience) {
 
   source->Fetch({&request, 1}, absl::Milliseconds(1));
 
-  EXPECT_EQ(request.state, FetchState::kUnavailable);
+  EXPECT_EQ(request.state, FetchState::kNoStaging);
   EXPECT_THAT(request.bytes, IsEmpty());
   for (int i = 0; i < Staging::kShares; ++i) staging_.GiveShare();
   source->Fetch({&request, 1}, absl::ZeroDuration());
   EXPECT_EQ(request.state, FetchState::kOk);
+}
+
+TEST_F(PageSourceTest, PageBelowThatFindsNoStagingIsNotItsTiersFault) {
+  stand_.Carry();
+  MoveDown(0);
+  const auto source = MakeSource();
+  for (int i = 0; i < Staging::kShares; ++i) {
+    ASSERT_TRUE(staging_.TakeShare(absl::ZeroDuration()));
+  }
+  PageRequest request{.kv_head = 1, .page = 0};
+
+  source->Fetch({&request, 1}, absl::Milliseconds(1));
+
+  EXPECT_EQ(request.state, FetchState::kNoStaging);
+  EXPECT_EQ(request.tier, TierName::kRocksdb);
+  EXPECT_THAT(request.bytes, IsEmpty());
+}
+
+TEST_F(PageSourceTest, PageThatTheDeviceDoesNotGatherSaysWhy) {
+  test::FaultyBackend backend(stand_.backend());
+  backend.Fail(&test::FaultyBackend::Is<gpu::GatherArgs>);
+  const gpu::Device device = *gpu::Device::Open(backend);
+  PageSource source(stand_.cache(), stand_.tiers(), staging_, device,
+                    {.sequence = sequence_, .layer = kLayer});
+
+  const PageRequest request = Fetch(source, {.kv_head = 1, .page = 2});
+
+  EXPECT_EQ(request.state, FetchState::kDeviceFailed);
+  EXPECT_THAT(request.bytes, IsEmpty());
+  EXPECT_THAT(source.status(), test::StatusIs(absl::StatusCode::kUnavailable, HasSubstr("device")));
 }
 
 TEST_F(PageSourceTest, PageInTheHostNeedsNoShareOfTheStaging) {
