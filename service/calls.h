@@ -101,7 +101,7 @@ struct Certificate {
   std::vector<float> mass_bound;    // [m, query_heads]
   std::vector<float> error_bound;   // [m, query_heads]
   std::vector<uint8_t> met;         // [m]
-  std::string_view not_met_reason;  // Static; "" where every token is met.
+  std::string_view not_met_reason;  // Of the first that is not. Static; "" where every one is.
 };
 
 struct StepAnswer {

@@ -99,7 +99,8 @@ class PlainEngine final : public Engine {
                 .idle_timeout = options.idle_timeout},
                parts.clock),
         mover_(cache_, parts.clock, parts.carriers, parts.backend, tiers_),
-        attention_(cache_, mover_, staging_, tiers_, parts.clock, parts.parallel, parts.backend) {}
+        attention_({.recall_bytes = options.recall_bytes}, cache_, mover_, staging_, tiers_,
+                   parts.clock, parts.parallel, parts.backend) {}
 
   absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
                                          std::string_view weights) override {

@@ -30,6 +30,8 @@ struct EngineOptions {
   uint64_t device_budget_bytes = 0;
   std::string default_recall = "estimated(0.02)";
   absl::Duration idle_timeout = absl::Minutes(10);
+  // What recall may keep of the queries that it answers at once (service/attention/attention.h).
+  uint64_t recall_bytes = uint64_t{256} << 20;
 };
 
 // What an engine stands on. Borrowed; must outlive it.

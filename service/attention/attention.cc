@@ -25,9 +25,6 @@ namespace {
 // Logits kept for scores at once: 16 MiB in f32.
 constexpr int64_t kSpillMax = 4 << 20;
 
-// What recall keeps of one tile of queries, in bytes.
-constexpr int64_t kRecallMax = 256 << 20;
-
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Of token `m`, per query head.
@@ -80,6 +77,9 @@ struct Attention::Work {
   Ticket ticket;
   gpu::Device device;
   RecallSpec recall;
+  bool reads_exactly = false;  // At once, for recall's history.
+  uint64_t spent = 0;          // What reads cost, and would have cost exactly at once.
+  uint64_t exact = 0;
   absl::Duration read_until;                // Recall begins no read later.
   std::vector<std::vector<int32_t>> slots;  // [kv_heads] of the new tokens
   std::vector<std::vector<float>> queries;  // [kv_heads][group, tokens, head_dim]
@@ -92,6 +92,12 @@ struct Attention::Work {
     return sequence().memory[static_cast<size_t>(ticket.layer * geometry.kv_heads + head)];
   }
   const Lane& lane(int head) const { return sequence().facts.lane(ticket.layer, head); }
+  bool has_target() const {
+    return recall.mode == RecallMode::kBounded || recall.mode == RecallMode::kEstimated;
+  }
+  // Are some of the queries new? Those of a call that comes again were observed, unless a device
+  // that failed kept them from it.
+  bool observes() const { return ticket.observed_end < ticket.first_index + tokens; }
 };
 
 // A layer held by a call, which gives it back however the call ends.
@@ -295,53 +301,60 @@ absl::Status Attention::Answer(Work& work) {
   answer.certificate.error_bound.resize(tokens * heads);
   answer.certificate.met.resize(tokens);
 
+  RecallHistory& history = work.sequence().recall_history[static_cast<size_t>(work.ticket.layer)];
+  work.reads_exactly = work.has_target() && history.reads_exactly();
+  const int32_t tile = TileOf(work);
+  for (int32_t first = 0; first < work.tokens; first += tile) {
+    EBBTIDE_RETURN_IF_ERROR(AnswerTile(work, first, std::min(tile, work.tokens - first)));
+  }
+  if (work.has_target() && work.observes()) history.NoteAnswer(work.spent, work.exact);
+  return work.call.phase == Phase::kDecode ? CountAnswer(work) : absl::OkStatus();
+}
+
+int32_t Attention::TileOf(const Work& work) const {
   // Logits are kept only where scores want them, and then for a few queries at a time.
-  int32_t tile = work.tokens;
+  int64_t tile = work.tokens;
   if (work.sequence().policy.scorer->wants_logits()) {
     const int64_t row = static_cast<int64_t>(work.geometry.group()) *
                         (work.lane(0).length() + work.lane(0).slots());
-    tile = static_cast<int32_t>(std::clamp<int64_t>(kSpillMax / row, 1, work.tokens));
+    tile = std::clamp<int64_t>(kSpillMax / row, 1, tile);
   }
   // Bounds are kept by page and query, some twenty numbers each, and of forms their outputs too.
   if (work.recall.mode != RecallMode::kExact) {
     const int64_t outputs = work.recall.mode == RecallMode::kOff ? 0 : work.geometry.head_dim * 8;
     const int64_t query =
         int64_t{work.geometry.query_heads} * work.lane(0).pages() * (outputs + 80);
-    tile = static_cast<int32_t>(
-        std::clamp<int64_t>(kRecallMax / std::max<int64_t>(query, 1), 1, tile));
+    tile = std::clamp<int64_t>(
+        static_cast<int64_t>(options_.recall_bytes) / std::max<int64_t>(query, 1), 1, tile);
   }
-  for (int32_t first = 0; first < work.tokens; first += tile) {
-    EBBTIDE_RETURN_IF_ERROR(AnswerTile(work, first, std::min(tile, work.tokens - first)));
-  }
-  if (work.call.phase == Phase::kDecode) {
-    const uint64_t not_met = static_cast<uint64_t>(std::ranges::count(answer.certificate.met, 0));
-    const bool has_target = work.recall.mode != RecallMode::kOff;
-    cache_.Count([&](Stats& stats) {
-      stats.answers += tokens;
-      if (!has_target) return;
-      stats.answers_with_target += tokens;
-      if (not_met > 0)
-        stats.answers_not_met[std::string(answer.certificate.not_met_reason)] += not_met;
-    });
-    if (work.item.require_met && not_met > 0) {
-      return Refuse(absl::StatusCode::kUnavailable, "NOT_MET",
-                    absl::StrCat("sequence \"", std::string(work.item.sequence), "\", layer ",
-                                 work.call.layer, ": ", not_met, " of ", tokens,
-                                 " tokens are not within recall ", RecallText(work.recall), " (",
-                                 std::string(answer.certificate.not_met_reason),
-                                 "); the tokens stay appended; ask again, or without require_met"));
-    }
-  }
-  return absl::OkStatus();
+  return static_cast<int32_t>(tile);
+}
+
+// Counts a decode answer, and refuses it where it had to be met and is not.
+absl::Status Attention::CountAnswer(const Work& work) {
+  const Certificate& certificate = work.answer.certificate;
+  const auto tokens = static_cast<uint64_t>(work.tokens);
+  const auto not_met = static_cast<uint64_t>(std::ranges::count(certificate.met, 0));
+  const bool has_aim = work.recall.mode != RecallMode::kOff;
+  cache_.Count([&](Stats& stats) {
+    stats.answers += tokens;
+    if (!has_aim) return;
+    stats.answers_with_target += tokens;
+    if (not_met > 0) stats.answers_not_met[std::string(certificate.not_met_reason)] += not_met;
+  });
+  if (!work.item.require_met || not_met == 0) return absl::OkStatus();
+  return Refuse(
+      absl::StatusCode::kUnavailable, "NOT_MET",
+      absl::StrCat("sequence \"", std::string(work.item.sequence), "\", layer ", work.call.layer,
+                   ": ", not_met, " of ", tokens, " tokens are not within recall ",
+                   RecallText(work.recall), " (", std::string(certificate.not_met_reason),
+                   "); the tokens stay appended; ask again, or without require_met"));
 }
 
 absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t queries) {
   const Geometry& geometry = work.geometry;
   const auto head_dim = static_cast<size_t>(geometry.head_dim);
   const auto group = static_cast<size_t>(geometry.group());
-  // A call that comes again observes what a device that failed kept it from.
-  const bool observes =
-      !work.ticket.replayed || work.ticket.observed_end < work.ticket.first_index + work.tokens;
   const std::span<const int32_t> index =
       std::span(work.query_index)
           .subspan(static_cast<size_t>(first_query), static_cast<size_t>(queries));
@@ -365,7 +378,7 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
             .group = geometry.group(),
             .queries = queries,
             .scale = geometry.scale,
-            .keeps_logits = observes && work.sequence().policy.scorer->wants_logits(),
+            .keeps_logits = work.observes() && work.sequence().policy.scorer->wants_logits(),
             .needs_bounds = work.recall.mode != RecallMode::kExact,
             .needs_guess = work.recall.mode == RecallMode::kEstimated,
             .query = rows,
@@ -379,15 +392,16 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
                 [&](int head) { lanes[static_cast<size_t>(head)].TakeResident(); });
 
   PageSource source(cache_, tiers_, staging_, work.device, work.ticket);
-  RecallResult result =
-      Recall(work.recall, lanes,
-             {.source = source,
-              .parallel = parallel_,
-              .device = work.device,
-              .clock = clock_,
-              .history = work.sequence().recall_history[static_cast<size_t>(work.ticket.layer)],
-              .deadline = work.read_until});
+  RecallResult result = Recall(work.recall, lanes,
+                               {.source = source,
+                                .parallel = parallel_,
+                                .device = work.device,
+                                .clock = clock_,
+                                .deadline = work.read_until,
+                                .reads_exactly = work.reads_exactly});
   EBBTIDE_RETURN_IF_ERROR(result.status);
+  work.spent += result.spent;
+  work.exact += result.exact;
   NoteWork(lanes, result, work.answer);
   cache_.Count([&](Stats& stats) {
     for (const TouchedRung& touched : result.touched) {
@@ -397,7 +411,7 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
   });
   WriteTile(work, lanes, first_query);
   JudgeTile(work, lanes, first_query, result.stopped_by);
-  if (observes) Observe(work, lanes, tile, first_query);
+  if (work.observes()) Observe(work, lanes, tile, first_query);
   return absl::OkStatus();
 }
 
@@ -435,8 +449,6 @@ void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t
 void Attention::JudgeTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
                           std::string_view stopped_by) {
   const auto heads = static_cast<size_t>(work.geometry.query_heads);
-  const bool has_target =
-      work.recall.mode == RecallMode::kBounded || work.recall.mode == RecallMode::kEstimated;
   const auto is_read = [](const AbsentPage& page) { return page.rung == Rung::kExact; };
   const bool nothing_left_out = std::ranges::all_of(
       lanes, [&](const LaneAnswer& lane) { return std::ranges::all_of(lane.pages(), is_read); });
@@ -445,12 +457,13 @@ void Attention::JudgeTile(Work& work, std::span<const LaneAnswer> lanes, int32_t
     const auto token = static_cast<size_t>(first_query + m);
     const auto errors = std::span(certificate.error_bound).subspan(token * heads, heads);
     // Nothing is proven of an output beyond the range of its dtype, though all was read for it.
-    const bool is_met = has_target ? IsMet(errors, OutputNorms(lanes, m), work.recall.tau)
-                                   : nothing_left_out && std::ranges::all_of(errors, [](float e) {
-                                       return std::isfinite(e);
-                                     });
+    const bool is_met = work.has_target()
+                            ? IsMet(errors, OutputNorms(lanes, m), work.recall.tau)
+                            : nothing_left_out && std::ranges::all_of(errors, [](float e) {
+                                return std::isfinite(e);
+                              });
     certificate.met[token] = is_met ? 1 : 0;
-    if (is_met) continue;
+    if (is_met || !certificate.not_met_reason.empty()) continue;  // The first one's counts.
     certificate.not_met_reason = !stopped_by.empty()                          ? stopped_by
                                  : nothing_left_out                           ? "ARITHMETIC"
                                  : work.recall.mode == RecallMode::kOff       ? "RECALL_OFF"

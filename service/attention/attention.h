@@ -24,12 +24,19 @@
 
 namespace ebbtide::service {
 
+struct AttentionOptions {
+  // What recall may keep of the queries that it answers at once: a call of more is answered in
+  // several tiles of queries, each as a call of its own would be.
+  uint64_t recall_bytes = uint64_t{256} << 20;
+};
+
 // Thread-safe.
 class Attention {
  public:
-  Attention(Cache& cache, Mover& mover, Staging& staging, const LowerTiers& tiers, Clock& clock,
-            ParallelFor& parallel, gpu::Backend& backend)
-      : cache_(cache),
+  Attention(const AttentionOptions& options, Cache& cache, Mover& mover, Staging& staging,
+            const LowerTiers& tiers, Clock& clock, ParallelFor& parallel, gpu::Backend& backend)
+      : options_(options),
+        cache_(cache),
         mover_(mover),
         staging_(staging),
         tiers_(tiers),
@@ -48,6 +55,9 @@ class Attention {
   absl::Status PlaceBeforeDeadline(Work& work, std::span<const std::vector<int32_t>> victims);
   absl::Status AppendTokens(Work& work);
   absl::Status Answer(Work& work);
+  absl::Status CountAnswer(const Work& work);
+  // Queries of the call that are answered at once.
+  int32_t TileOf(const Work& work) const;
   absl::Status AnswerTile(Work& work, int32_t first_query, int32_t queries);
   void WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query);
   void JudgeTile(Work& work, std::span<const LaneAnswer> lanes, int32_t first_query,
@@ -55,6 +65,7 @@ class Attention {
   void Observe(Work& work, std::span<const LaneAnswer> lanes, const LaneQuery& tile,
                int32_t first_query);
 
+  const AttentionOptions options_;
   Cache& cache_;
   Mover& mover_;
   Staging& staging_;

@@ -69,14 +69,11 @@ class Climb {
   }
 
   void ReadUntilMet(double tau, bool by_experience) {
-    RecallHistory& history = tools_.history;
-    if (history.exact_answers_left > 0) {
-      --history.exact_answers_left;
+    if (tools_.reads_exactly) {
       ReadEverything();
-      return;
+    } else {
+      Refine(by_experience ? tau : tau / (1 + tau), by_experience);
     }
-    Refine(by_experience ? tau : tau / (1 + tau), by_experience);
-    if (CostOf(reads_) > CostOf(Everything())) history.exact_answers_left = kExactAnswers;
   }
 
   // Nothing goes uncertified.
@@ -96,7 +93,9 @@ class Climb {
     return {.status = status_,
             .stopped_by = stopped_by_,
             .touched = std::move(touched_),
-            .lost = std::move(lost_)};
+            .lost = std::move(lost_),
+            .spent = CostOf(reads_),
+            .exact = CostOf(Everything())};
   }
 
  private:

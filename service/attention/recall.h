@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -20,7 +21,6 @@
 #include "service/calls.h"
 #include "service/movement/page_source.h"
 #include "service/policy/policy.h"
-#include "service/policy/recall_history.h"
 
 namespace ebbtide::service {
 
@@ -32,15 +32,18 @@ struct RecallTools {
   ParallelFor& parallel;
   const gpu::Device& device;
   Clock& clock;
-  RecallHistory& history;  // The layer's.
   absl::Duration deadline;
+  bool reads_exactly = false;  // At once, though the mode would climb.
 };
 
 struct RecallResult {
   absl::Status status;          // kUnavailable: the device failed.
-  std::string_view stopped_by;  // Why the target could not be pursued further; "" where it was met.
+  std::string_view stopped_by;  // What first kept the target from being pursued; "" where nothing.
   std::vector<TouchedRung> touched;
   std::vector<LostPage> lost;
+  // What the reads cost, and what reading every absent page exactly at once would have.
+  uint64_t spent = 0;
+  uint64_t exact = 0;
 };
 
 // `lanes` are the kv heads of one layer, resident tokens attended. Leaves every lane composed.

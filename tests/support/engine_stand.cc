@@ -188,7 +188,9 @@ EngineStand::EngineStand(const EngineSetup& setup)
   if (setup.wrap_backend) wrapped_backend_ = setup.wrap_backend(backend_);
   if (setup.wrap_rocksdb && rocksdb_ != nullptr) wrapped_rocksdb_ = setup.wrap_rocksdb(*rocksdb_);
   auto engine = service::Engine::Create(
-      {.device_budget_bytes = setup.device_bytes, .idle_timeout = setup.idle_timeout},
+      {.device_budget_bytes = setup.device_bytes,
+       .idle_timeout = setup.idle_timeout,
+       .recall_bytes = setup.recall_bytes},
       {.clock = clock_,
        .carriers = setup.carriers != nullptr ? *setup.carriers : *carriers_,
        .parallel = parallel_,

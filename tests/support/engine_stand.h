@@ -32,6 +32,7 @@ struct EngineSetup {
   Clock* clock = nullptr;                    // Null: the steady one.
   storage::FileCalls* file_calls = nullptr;  // Of the RocksDB tier; null: the kernel's.
   absl::Duration idle_timeout = absl::Minutes(10);
+  uint64_t recall_bytes = service::EngineOptions().recall_bytes;
   // Puts a decorator between the engine and a tier, or its device.
   std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_host = {};
   std::function<std::unique_ptr<storage::Tier>(storage::Tier&)> wrap_rocksdb = {};
