@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_format.h"
+
 #include "base/status_macros.h"
 #include "client/cpp/src/batch.h"
 #include "client/cpp/src/connection.h"
@@ -108,8 +110,17 @@ absl::StatusOr<SequenceDescription> Client::DescribeSequence(const DescribeOptio
     request.set_kv_head(options.tokens_of->kv_head);
   }
   v1::DescribeSequenceResponse response;
-  Attempts attempts = connection_->ControlAttempts();
-  EBBTIDE_RETURN_IF_ERROR(connection_->Call(request, &response, attempts));
+  Attempts attempts = connection_->PatientAttempts();
+  absl::Status status = connection_->Call(request, &response, attempts);
+  if (ErrorReason(status) == kReasonInFlight) {
+    return WithReason(
+        absl::UnavailableError(absl::StrFormat(
+            "sequence \"%s\": layer %u was being called at each of %d looks; its tokens are listed "
+            "between two calls, so ask again when its worker rests",
+            options.sequence, request.layer(), attempts.looks())),
+        kReasonInFlight);
+  }
+  EBBTIDE_RETURN_IF_ERROR(status);
   return FromWire(response);
 }
 

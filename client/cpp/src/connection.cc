@@ -34,6 +34,10 @@ namespace {
 constexpr char kReasonUrl[] = "ebbtide.dev/reason";
 constexpr char kReasonTrailer[] = "ebbtide-reason";
 
+// Between two calls of a busy worker there may be no more than a millisecond in a hundred: look
+// often, and not in step with it.
+constexpr absl::Duration kLookPause = absl::Milliseconds(3);
+
 // gRPC 1.51 goes down with its last channel, and then waits up to 10 s for a poller of its own that
 // a long write began. With one more user it stays up until the process ends.
 void KeepGrpcUp() {
@@ -166,8 +170,10 @@ struct Connection::Wire {
   std::string boot_id ABSL_GUARDED_BY(mu);
   uint64_t message_bytes_max ABSL_GUARDED_BY(mu) = 0;
 
-  Attempts AttemptsWithin(absl::Duration timeout) const {
-    return Attempts({.attempts_max = options.attempts_max}, timeout, SteadyClock(), absl::SleepFor);
+  Attempts AttemptsWithin(absl::Duration timeout,
+                          absl::Duration look_pause = absl::ZeroDuration()) const {
+    return Attempts({.attempts_max = options.attempts_max, .look_pause = look_pause}, timeout,
+                    SteadyClock(), absl::SleepFor);
   }
 
   bool HasBeenHeard() const {
@@ -197,7 +203,10 @@ struct Connection::Wire {
       const grpc::Status answer = send(context);
       if (answer.ok()) return absl::OkStatus();
       const std::string reason = TrailerReason(context);
-      if (IsWorthRepeating(answer, reason) && attempts.Next()) continue;
+      if (IsWorthRepeating(answer, reason) &&
+          (reason == kReasonInFlight ? attempts.NextLook() : attempts.Next())) {
+        continue;
+      }
       return InOurWords(answer, reason,
                         {.call = call,
                          .target = target,
@@ -269,6 +278,10 @@ Attempts Connection::ControlAttempts() const {
 
 Attempts Connection::DataAttempts() const {
   return wire_->AttemptsWithin(wire_->options.data_timeout);
+}
+
+Attempts Connection::PatientAttempts() const {
+  return wire_->AttemptsWithin(wire_->options.control_timeout, kLookPause);
 }
 
 // One line per call: which stub and which method carry it.

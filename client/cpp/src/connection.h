@@ -74,6 +74,9 @@ class Connection {
   Attempts ControlAttempts() const;
   Attempts DataAttempts() const;
 
+  // As ControlAttempts, but waits for calls in flight to end, however often it has to look.
+  Attempts PatientAttempts() const;
+
   absl::Status Call(const v1::RegisterModelRequest& request, v1::RegisterModelResponse* response,
                     Attempts& attempts) const;
   absl::Status Call(const v1::OpenSequenceRequest& request, v1::OpenSequenceResponse* response,

@@ -28,4 +28,12 @@ bool Attempts::Next() {
   return true;
 }
 
+bool Attempts::NextLook() {
+  if (policy_.look_pause == absl::ZeroDuration()) return Next();
+  if (remaining() <= policy_.look_pause) return false;
+  wait_(policy_.look_pause);
+  ++looks_;
+  return true;
+}
+
 }  // namespace ebbtide::client

@@ -17,6 +17,9 @@ struct RetryPolicy {
   int attempts_max = 4;  // The first included.
   absl::Duration backoff_first = absl::Milliseconds(20);
   absl::Duration backoff_max = absl::Seconds(1);
+  // How long before another look at what somebody else is busy with; looks are not counted as
+  // attempts. Zero: they are attempts like any other.
+  absl::Duration look_pause = absl::ZeroDuration();
 };
 
 // The attempts of one call under one time limit. Thread-compatible.
@@ -30,10 +33,14 @@ class Attempts {
   absl::Duration remaining() const;
 
   int made() const { return made_; }
+  int looks() const { return looks_; }
 
   // Waits out the backoff before another attempt. False, without waiting, where none is left or the
   // time limit would pass meanwhile.
   bool Next();
+
+  // The same before another look.
+  bool NextLook();
 
  private:
   const RetryPolicy policy_;
@@ -42,6 +49,7 @@ class Attempts {
   const absl::Duration deadline_;
   absl::Duration backoff_;
   int made_ = 1;
+  int looks_ = 1;
 };
 
 }  // namespace ebbtide::client

@@ -218,6 +218,31 @@ TEST_F(ClientTest, AnAnswerNotMetIsNotAskedForAgain) {
   EXPECT_EQ(CallsNamed("Attend"), 1);
 }
 
+TEST_F(ClientTest, TokensOfABusyLayerAreWaitedFor) {
+  const Client client = Connect({.attempts_max = 2});
+  daemon_.RefuseNext(kUnavailable, "CALL_IN_FLIGHT", "layer 0 is being called", 50);
+
+  ASSERT_OK_AND_ASSIGN(const SequenceDescription description,
+                       client.DescribeSequence({.sequence = "s", .tokens_of = LaneId{}}));
+
+  EXPECT_EQ(description.summary.name, "s");
+  EXPECT_EQ(CallsNamed("DescribeSequence"), 51);
+}
+
+TEST_F(ClientTest, WhoNeverFindsTheLayerAtRestIsToldSo) {
+  const Client client = Connect({.control_timeout = absl::Milliseconds(50)});
+  daemon_.RefuseNext(kUnavailable, "CALL_IN_FLIGHT", "layer 7 is being called", 1000);
+
+  const absl::Status status =
+      client.DescribeSequence({.sequence = "s", .tokens_of = LaneId{.layer = 7}}).status();
+
+  EXPECT_THAT(status,
+              StatusIs(StatusCode::kUnavailable,
+                       AllOf(HasSubstr("sequence \"s\": layer 7 was being called at each of"),
+                             HasSubstr("ask again when its worker rests"))));
+  EXPECT_EQ(ErrorReason(status), "CALL_IN_FLIGHT");
+}
+
 TEST_F(ClientTest, AMessageBeyondTheLimitIsRefusedWithBothNumbers) {
   daemon_.set_message_bytes_max(64);
   const Client client = Connect();

@@ -79,6 +79,7 @@ class FakeDaemon::Service {
   bool is_silent_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t message_bytes_max_ ABSL_GUARDED_BY(mu_) = 1 << 20;
   uint64_t appended_ ABSL_GUARDED_BY(mu_) = 0;
+  int refuse_ ABSL_GUARDED_BY(mu_) = 0;
   int refuse_code_ ABSL_GUARDED_BY(mu_) = 0;
   std::string refuse_reason_ ABSL_GUARDED_BY(mu_);
   std::string refuse_message_ ABSL_GUARDED_BY(mu_);
@@ -92,9 +93,10 @@ class FakeDaemon::Service {
     {
       const absl::MutexLock lock(&mu_);
       calls_.push_back({.name = CallName(request), .items = items});
-      if (refuse_code_ != 0) {
+      if (refuse_ > 0) {
+        --refuse_;
         context->AddTrailingMetadata("ebbtide-reason", refuse_reason_);
-        return {static_cast<grpc::StatusCode>(std::exchange(refuse_code_, 0)), refuse_message_};
+        return {static_cast<grpc::StatusCode>(refuse_code_), refuse_message_};
       }
       const grpc::Status status = answer();
       if (!status.ok()) return status;
@@ -246,6 +248,15 @@ class FakeDaemon::Service {
       });
     }
 
+    grpc::Status DescribeSequence(grpc::ServerContext* context,
+                                  const v1::DescribeSequenceRequest* request,
+                                  v1::DescribeSequenceResponse* response) override {
+      return daemon_.Carry(context, *request, response, 0, [&] {
+        response->mutable_summary()->set_sequence(request->sequence());
+        return grpc::Status::OK;
+      });
+    }
+
    private:
     FakeDaemon::Service& daemon_;
   };
@@ -292,8 +303,9 @@ void FakeDaemon::Stop() {
   service_->Stop();
 }
 
-void FakeDaemon::RefuseNext(int code, std::string reason, std::string message) {
+void FakeDaemon::RefuseNext(int code, std::string reason, std::string message, int count) {
   const absl::MutexLock lock(&service_->mu_);
+  service_->refuse_ = count;
   service_->refuse_code_ = code;
   service_->refuse_reason_ = std::move(reason);
   service_->refuse_message_ = std::move(message);

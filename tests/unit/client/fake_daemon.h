@@ -43,8 +43,8 @@ class FakeDaemon {
   // Stops; nobody answers any more.
   void Stop();
 
-  // The next call fails with this gRPC code, `reason` in the trailer.
-  void RefuseNext(int code, std::string reason, std::string message);
+  // The next `count` calls fail with this gRPC code, `reason` in the trailer.
+  void RefuseNext(int code, std::string reason, std::string message, int count = 1);
 
   void set_message_bytes_max(uint64_t bytes);
 

@@ -57,6 +57,25 @@ TEST_F(AttemptsTest, NoAttemptIsBegunThatTheTimeLimitWouldCut) {
   EXPECT_EQ(attempts.remaining(), absl::Milliseconds(60));
 }
 
+TEST_F(AttemptsTest, LooksAreNotCountedAndEndWithTheTimeLimit) {
+  Attempts attempts =
+      Make({.attempts_max = 2, .look_pause = absl::Milliseconds(3)}, absl::Milliseconds(100));
+
+  while (attempts.NextLook()) {
+  }
+
+  EXPECT_EQ(attempts.looks(), 34);
+  EXPECT_EQ(attempts.made(), 1);
+  EXPECT_EQ(attempts.remaining(), absl::Milliseconds(1));
+}
+
+TEST_F(AttemptsTest, LooksWithoutAPauseOfTheirOwnAreAttempts) {
+  Attempts attempts = Make({.attempts_max = 2}, absl::Seconds(60));
+
+  EXPECT_TRUE(attempts.NextLook());
+  EXPECT_FALSE(attempts.NextLook());
+}
+
 TEST_F(AttemptsTest, RemainingTimeIsNeverNegative) {
   const Attempts attempts = Make({}, absl::Seconds(1));
 

@@ -72,6 +72,10 @@ class Client {
   absl::StatusOr<ServerInfo> GetServerInfo() const;
   absl::StatusOr<Stats> GetStats() const;
   absl::StatusOr<std::vector<SequenceSummary>> ListSequences() const;  // All, in order of name.
+
+  // Tokens are listed between two calls of their layer: waits for that as long as
+  // `control_timeout` allows.
+  //   kUnavailable  CALL_IN_FLIGHT: it was being called at each look
   absl::StatusOr<SequenceDescription> DescribeSequence(const DescribeOptions& options) const;
 
  private:
