@@ -6,7 +6,9 @@
 
 #include <pthread.h>
 
+#include <cstdio>
 #include <deque>
+#include <exception>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/log.h"
 #include "base/status_macros.h"
 
 namespace ebbtide {
@@ -25,6 +28,12 @@ void NameThisThread(const std::string& name) {
   // Linux keeps 15 characters and refuses longer names.
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
 }
+
+struct Job {
+  std::string name;
+  std::function<void()> run;
+  explicit operator bool() const { return run != nullptr; }
+};
 
 class ThreadExecutor final : public Executor {
  public:
@@ -56,7 +65,7 @@ class ThreadExecutor final : public Executor {
           "executor %s: queue is full with %d of %d jobs; %s was refused, retry later", name_,
           queue_.size(), queue_limit_, std::string(name)));
     }
-    queue_.push_back(std::move(job));
+    queue_.push_back({.name = std::string(name), .run = std::move(job)});
     work_.Signal();
     return absl::OkStatus();
   }
@@ -64,21 +73,37 @@ class ThreadExecutor final : public Executor {
  private:
   void Work() ABSL_LOCKS_EXCLUDED(mu_) {
     NameThisThread(name_);
-    while (const std::function<void()> job = NextJob()) {
-      job();
+    while (const Job job = NextJob()) {
+      try {
+        job.run();
+      } catch (const std::exception& error) {
+        LogEnd(job.name, error.what());
+      } catch (...) {
+        LogEnd(job.name, "of an unknown kind");
+      }
+    }
+  }
+
+  // As far as there is memory for it.
+  void LogEnd(const std::string& job, const char* what) const noexcept {
+    try {
+      Log(LogLevel::kError, "a job ended in an exception",
+          {{"executor", name_}, {"job", job}, {"what", what}});
+    } catch (...) {
+      std::fputs("a job ended in an exception, and there is no memory to say which\n", stderr);
     }
   }
 
   // Waits for a job; none at the end.
-  std::function<void()> NextJob() ABSL_LOCKS_EXCLUDED(mu_) {
+  Job NextJob() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     while (queue_.empty() && !is_stopping_) {
       work_.Wait(&mu_);
     }
     if (is_stopping_) {
-      return nullptr;
+      return {};
     }
-    std::function<void()> job = std::move(queue_.front());
+    Job job = std::move(queue_.front());
     queue_.pop_front();
     return job;
   }
@@ -89,7 +114,7 @@ class ThreadExecutor final : public Executor {
 
   absl::Mutex mu_;
   absl::CondVar work_;
-  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
+  std::deque<Job> queue_ ABSL_GUARDED_BY(mu_);
   bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
 
   std::vector<std::jthread> threads_;  // Last: they use everything above.

@@ -19,7 +19,8 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Queues `job`; it runs later, exactly once, unless the executor is destroyed first.
+  // Queues `job`; it runs later, exactly once, unless the executor is destroyed first. A job ends
+  // its own exceptions; one that leaves it is logged, and ends no more than the job.
   //   kResourceExhausted  the queue is full
   virtual absl::Status Submit(std::string_view name, std::function<void()> job) = 0;
 };
@@ -41,6 +42,8 @@ class ParallelFor {
   // Runs fn(0) … fn(count - 1) on the calling thread and up to `threads() - 1` helpers; returns
   // when all are done, and their writes are visible then. The order is any. A call inside `fn`, of
   // this or another ParallelFor, runs on its own thread; where count is 1 it may use the helpers.
+  // An exception of `fn`, on whichever thread, is the caller's once nobody runs `fn` any more; what
+  // was not begun by then is left out.
   void Run(int count, const std::function<void(int)>& fn);
 
  private:

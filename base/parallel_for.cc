@@ -10,7 +10,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -68,6 +70,8 @@ struct Loop {
   int count = 0;
   std::atomic<int> next = 0;     // The first index nobody has taken.
   std::atomic<int> helpers = 0;  // Joined and not yet left. The caller returns at zero.
+  std::atomic<bool> is_broken = false;
+  std::exception_ptr broken_by;  // The first exception of `fn`: of whoever set is_broken.
 
   bool HasWork() const { return next.load(std::memory_order_relaxed) < count; }
 
@@ -75,7 +79,13 @@ struct Loop {
     t_is_inside_run = true;
     for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count;
          i = next.fetch_add(1, std::memory_order_relaxed)) {
-      (*fn)(i);
+      try {
+        (*fn)(i);
+      } catch (...) {
+        next.store(count, std::memory_order_relaxed);  // Nobody begins another.
+        if (!is_broken.exchange(true, std::memory_order_relaxed))
+          broken_by = std::current_exception();
+      }
     }
     t_is_inside_run = false;
   }
@@ -110,22 +120,26 @@ class ParallelFor::Pool {
     loop.Work();
     Close(loop);
     AwaitHelpers(loop);
+    const std::exception_ptr broken_by = std::exchange(loop.broken_by, nullptr);
     Recycle(loop);
+    if (broken_by != nullptr) std::rethrow_exception(broken_by);
   }
 
  private:
   Loop& Open(int count, const std::function<void(int)>& fn) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (spare_.empty()) {
+      spare_.reserve(loops_.size() + 1);  // So that each comes back.
       loops_.push_back(std::make_unique<Loop>());
       spare_.push_back(loops_.back().get());
     }
-    Loop& loop = *spare_.back();
+    open_.push_back(spare_.back());
     spare_.pop_back();
+    Loop& loop = *open_.back();
     loop.fn = &fn;
     loop.count = count;
     loop.next.store(0, std::memory_order_relaxed);
-    open_.push_back(&loop);
+    loop.is_broken.store(false, std::memory_order_relaxed);
     posted_.fetch_add(1, std::memory_order_release);
     return loop;
   }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <latch>
 #include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -85,6 +86,17 @@ TEST(ThreadExecutorTest, JobMaySubmitAnother) {
 
   ASSERT_OK(executor->Submit(
       "outer", [&] { EXPECT_OK(executor->Submit("inner", [&] { done.count_down(); })); }));
+
+  done.wait();
+}
+
+TEST(ThreadExecutorTest, JobThatEndsInAnExceptionEndsNoOther) {
+  std::latch done(1);
+  const auto executor = MakeThreadExecutor("test", 1, 4);
+
+  ASSERT_OK(executor->Submit("unlucky", [] { throw std::bad_alloc(); }));
+  ASSERT_OK(executor->Submit("odd", [] { throw 7; }));
+  ASSERT_OK(executor->Submit("next", [&] { done.count_down(); }));
 
   done.wait();
 }

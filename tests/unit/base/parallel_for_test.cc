@@ -5,6 +5,7 @@
 #include <atomic>
 #include <latch>
 #include <mutex>
+#include <new>
 #include <random>
 #include <set>
 #include <thread>
@@ -101,6 +102,44 @@ TEST(ParallelForTest, CallersShareHelpersAndEachGetsItsOwnAnswer) {
     }
     EXPECT_EQ(wrong, 0);
   });
+}
+
+// Whoever it comes to, and whether others have work left.
+TEST(ParallelForTest, AnExceptionIsItsCallersAndOnlyItsLoopEnds) {
+  ParallelFor parallel_for(3);
+  const std::thread::id caller = std::this_thread::get_id();
+  for (int round = 0; round < 200; ++round) {
+    const bool is_helpers = round % 2 == 0;
+    std::latch three_are_in(3);
+    std::atomic<int> inside = 0;
+    EXPECT_THROW(parallel_for.Run(1000,
+                                  [&](int i) {
+                                    ++inside;
+                                    if (i < 3) three_are_in.arrive_and_wait();
+                                    const bool is_caller = std::this_thread::get_id() == caller;
+                                    --inside;
+                                    if (is_caller != is_helpers) throw std::bad_alloc();
+                                  }),
+                 std::bad_alloc);
+    EXPECT_EQ(inside, 0);
+    // The next one has all threads.
+    std::latch all_are_in(3);
+    parallel_for.Run(3, [&](int) { all_are_in.arrive_and_wait(); });
+  }
+}
+
+TEST(ParallelForTest, AnExceptionOnTheOneThreadIsItsCallers) {
+  ParallelFor parallel_for(1);
+  int begun = 0;
+
+  EXPECT_THROW(parallel_for.Run(5,
+                                [&](int) {
+                                  ++begun;
+                                  throw std::bad_alloc();
+                                }),
+               std::bad_alloc);
+
+  EXPECT_EQ(begun, 1);
 }
 
 TEST(ParallelForTest, EndsWhetherHelpersSleepSpinOrNeverWorked) {
