@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -155,14 +156,16 @@ absl::StatusOr<Cache::OpenNeed> Cache::NeedToOpen(const OpenArgs& args) {
 
 absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening,
                                   const LowerRoom& room) const {
-  if (promised_bytes_ <= room.Bytes(metadata_bytes_ + opening.metadata_bytes)) {
-    return absl::OkStatus();
-  }
+  const uint64_t record_bytes = RecordBytes(*opening.model);
+  const uint64_t metadata_bytes = metadata_bytes_ + opening.metadata_bytes;
+  if (room.RecordsLeft(record_bytes, promised_, metadata_bytes)) return absl::OkStatus();
   return Refuse(
       absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
       absl::StrCat("sequence \"", std::string(name), "\" would keep ", opening.metadata_bytes,
-                   " B for lanes, digests and score state in the host tier, where blocks of open ",
-                   "sequences are promised ", promised_bytes_, " of ", room.Bytes(metadata_bytes_),
+                   " B for lanes, digests and score state in the host tier, which blocks of open ",
+                   "sequences need: with ", metadata_bytes_, " B of such there is room for ",
+                   room.RecordsLeft(record_bytes, promised_, metadata_bytes_).value_or(0),
+                   " more of ", record_bytes,
                    " B; close sequences, or raise the host or rocksdb budget"));
 }
 
@@ -180,6 +183,9 @@ absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, const OpenGrant&
   if (opening.metadata_bytes > grant.charged_bytes) return InFlight(args.sequence, "opened");
   EBBTIDE_RETURN_IF_ERROR(CheckPromises(args.sequence, opening, grant.room));
   EBBTIDE_ASSIGN_OR_RETURN(const uint64_t pool_offset, ReservePool(args.sequence, opening));
+  absl::Cleanup give_back = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    pool_.Release(pool_offset, opening.pool_bytes());
+  };
   auto sequence =
       std::make_shared<OpenedSequence>(next_number_++, args, opening.model, opening.policy);
   sequence->prefill = opening.prefill;
@@ -214,9 +220,10 @@ absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, const OpenGrant&
                   .length = 0,
                   .idle_timeout = args.idle_timeout == absl::ZeroDuration() ? options_.idle_timeout
                                                                             : args.idle_timeout};
-  metadata_bytes_ += opening.metadata_bytes;
   Opened opened{.answer = facts.answer, .metadata_bytes = opening.metadata_bytes};
   sequences_.emplace(args.sequence, std::move(sequence));
+  metadata_bytes_ += opening.metadata_bytes;
+  std::move(give_back).Cancel();
   return opened;
 }
 
@@ -233,7 +240,7 @@ absl::StatusOr<uint64_t> Cache::ReservePool(std::string_view name, const Opening
                    " sequences; close some, or ask for a smaller budget or chunk_tokens"));
 }
 
-absl::StatusOr<Cache::Truncated> Cache::Truncate(std::string_view name, uint64_t length) {
+absl::StatusOr<Cache::Truncated> Cache::Truncate(std::string_view name, uint64_t length) noexcept {
   const absl::MutexLock lock(&mu_);
   EBBTIDE_ASSIGN_OR_RETURN(const SequenceRef sequence, FindLocked(name));
   Sequence& facts = sequence->facts;
@@ -267,16 +274,15 @@ uint64_t Cache::DropTail(OpenedSequence& sequence, int32_t new_length) {
   const Need needed = NeedOfBlocks(
       sequence, static_cast<int32_t>(facts.blocks.size()) - facts.blocks_of(new_length));
   facts.Truncate(new_length);
-  facts.promised_bytes -= needed.record_bytes;
   facts.metadata_bytes -= needed.metadata_bytes;
-  promised_bytes_ -= needed.record_bytes;
+  GiveUpPromise(*facts.model, static_cast<size_t>(needed.blocks));
   metadata_bytes_ -= needed.metadata_bytes;
   for (LaneMemory& memory : sequence.memory) memory.Truncate(new_length);
   return needed.metadata_bytes;
 }
 
 absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
-                                                          std::string_view reason) {
+                                                          std::string_view reason) noexcept {
   const absl::MutexLock lock(&mu_);
   const auto found = sequences_.find(name);
   if (found == sequences_.end()) {
@@ -287,7 +293,7 @@ absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
   return std::optional<Closed>(CloseLocked(found->second, reason));
 }
 
-std::optional<Cache::Closed> Cache::CloseIdle(std::string_view name) {
+std::optional<Cache::Closed> Cache::CloseIdle(std::string_view name) noexcept {
   const absl::MutexLock lock(&mu_);
   const auto found = sequences_.find(name);
   if (found == sequences_.end() || !IsIdle(found->second->facts)) return std::nullopt;
@@ -305,7 +311,7 @@ Cache::Closed Cache::CloseLocked(SequenceRef sequence, std::string_view reason) 
   }
   CountForgotten(facts, reason);
   facts.is_closed = true;
-  promised_bytes_ -= facts.promised_bytes;
+  GiveUpPromise(*facts.model, facts.blocks.size());
   metadata_bytes_ -= facts.metadata_bytes;
   const std::string& name = facts.args.sequence;
   sequences_.erase(name);
@@ -315,6 +321,13 @@ Cache::Closed Cache::CloseLocked(SequenceRef sequence, std::string_view reason) 
     closed_order_.pop_front();
   }
   return closed;
+}
+
+void Cache::GiveUpPromise(const Model& model, size_t records) {
+  if (records == 0) return;
+  const auto promise = promised_.find(RecordBytes(model));
+  promise->second -= records;
+  if (promise->second == 0) promised_.erase(promise);
 }
 
 bool Cache::MayReap(const SequenceRef& sequence) {
@@ -328,20 +341,6 @@ bool Cache::MayReap(const SequenceRef& sequence) {
 void Cache::Reap(const SequenceRef& sequence) {
   const absl::MutexLock lock(&mu_);
   pool_.Release(sequence->facts.pool_offset, sequence->facts.pool_bytes);
-}
-
-std::vector<std::string> Cache::Idle() {
-  const absl::MutexLock lock(&mu_);
-  std::vector<std::string> names;
-  for (const auto& [name, sequence] : sequences_) {
-    if (IsIdle(sequence->facts)) names.push_back(name);
-  }
-  return names;
-}
-
-bool Cache::IsIdle(const Sequence& facts) const {
-  return !facts.any_in_flight() &&
-         clock_.SinceStart() - facts.last_call >= facts.answer.idle_timeout;
 }
 
 absl::StatusOr<SequenceRef> Cache::FindLocked(std::string_view name) {
@@ -421,12 +420,9 @@ absl::StatusOr<Ticket> Cache::Begin(const SequenceRef& sequence, const BeginArgs
 
 Cache::Need Cache::NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const {
   const Geometry& geometry = sequence.model->geometry;
-  const bool keeps_mass = sequence.policy.scorer->wants_logits();
-  const auto count = static_cast<uint64_t>(blocks);
-  return {.blocks = blocks,
-          .record_bytes = count * geometry.record(0).record_bytes(),
-          .metadata_bytes =
-              count * MetadataBytesPerBlock(geometry.page_shape(), geometry.lanes(), keeps_mass)};
+  const uint64_t each = MetadataBytesPerBlock(geometry.page_shape(), geometry.lanes(),
+                                              sequence.policy.scorer->wants_logits());
+  return {.blocks = blocks, .metadata_bytes = static_cast<uint64_t>(blocks) * each};
 }
 
 Cache::Need Cache::NeedLocked(const Ticket& ticket) const {
@@ -485,8 +481,23 @@ absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector
   return absl::OkStatus();
 }
 
+absl::Status Cache::CheckRoom(const Sequence& facts, const Need& need,
+                              const LowerRoom& room) const {
+  const uint64_t record_bytes = RecordBytes(*facts.model);
+  const uint64_t left =
+      room.RecordsLeft(record_bytes, promised_, metadata_bytes_ + need.metadata_bytes).value_or(0);
+  if (static_cast<uint64_t>(need.blocks) <= left) return absl::OkStatus();
+  return Refuse(
+      absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+      absl::StrCat(
+          "sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks of ", record_bytes,
+          " B need a place below the device, where there is room for ", left,
+          "; close sequences, or raise the host or rocksdb budget",
+          room.below_why.empty() ? "" : "; the tier below takes none now: ", room.below_why));
+}
+
 absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& args,
-                                         std::vector<std::vector<int32_t>>* slots) {
+                                         std::vector<std::vector<int32_t>>* slots) noexcept {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = ticket.sequence->facts;
   const bool is_under_way = facts.longest > facts.committed;
@@ -505,18 +516,7 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
                                ": another layer's tokens of this step were withdrawn meanwhile; ",
                                "call again"));
   }
-  const uint64_t room_bytes = args.room.Bytes(metadata_bytes_ + need.metadata_bytes);
-  const uint64_t free_bytes = room_bytes - std::min(room_bytes, promised_bytes_);
-  if (need.record_bytes > free_bytes) {
-    return Refuse(
-        absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
-        absl::StrCat("sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks need ",
-                     need.record_bytes, " B below the device, where ", free_bytes, " of ",
-                     room_bytes,
-                     " B are free; close sequences, or raise the host or rocksdb budget",
-                     args.room.below_why.empty() ? "" : "; the tier below takes none now: ",
-                     args.room.below_why));
-  }
+  if (need.blocks > 0) EBBTIDE_RETURN_IF_ERROR(CheckRoom(facts, need, args.room));
   EBBTIDE_CHECK(BlocksDue(ticket, args.victims).empty(), "slots are awaited before they are taken");
   slots->resize(args.victims.size());
   for (size_t head = 0; head < args.victims.size(); ++head) {
@@ -526,16 +526,15 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
     lane.Append(ticket.tokens, &(*slots)[head]);
   }
   facts.Lengthen(std::max(facts.longest, ticket.length + ticket.tokens), args.positions);
-  facts.promised_bytes += need.record_bytes;
   facts.metadata_bytes += need.metadata_bytes;
-  promised_bytes_ += need.record_bytes;
+  if (need.blocks > 0) promised_[RecordBytes(*facts.model)] += static_cast<uint64_t>(need.blocks);
   metadata_bytes_ += need.metadata_bytes;
   stats_.tokens_appended += static_cast<uint64_t>(ticket.tokens) * args.victims.size();
   return need;
 }
 
 bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,
-                   Lengths* lengths) {
+                   Lengths* lengths) noexcept {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = ticket.sequence->facts;
   Layer& layer = facts.layers[static_cast<size_t>(ticket.layer)];
@@ -553,7 +552,7 @@ bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t obser
   return !complete.empty();
 }
 
-uint64_t Cache::Withdraw(const Ticket& ticket) {
+uint64_t Cache::Withdraw(const Ticket& ticket) noexcept {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = ticket.sequence->facts;
   facts.layers[static_cast<size_t>(ticket.layer)].in_flight = false;
@@ -571,7 +570,7 @@ uint64_t Cache::Withdraw(const Ticket& ticket) {
   return is_held ? 0 : DropTail(*ticket.sequence, ticket.length);
 }
 
-void Cache::Abandon(const Ticket& ticket) {
+void Cache::Abandon(const Ticket& ticket) noexcept {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = ticket.sequence->facts;
   facts.layers[static_cast<size_t>(ticket.layer)].in_flight = false;

@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -31,6 +30,7 @@
 #include "service/calls.h"
 #include "service/model/block_queue.h"
 #include "service/model/frame_pool.h"
+#include "service/model/lower_room.h"
 #include "service/policy/policy.h"
 #include "storage/block_key.h"
 
@@ -78,26 +78,14 @@ enum class CarryOutcome : uint8_t {
   kLost,    // The tier it was in no longer has it whole: it stays named there, and reads say so.
 };
 
-// What the lower tiers could hold in all: records of one size, and metadata in the host tier.
-struct LowerRoom {
-  uint64_t record_bytes = 0;
-  uint64_t host_bytes = 0;         // Metadata takes of them first.
-  uint64_t host_record_bytes = 1;  // One record's cost there.
-  uint64_t below_records = 0;
-  std::string below_why = "";  // Why the tier below takes none now.
-  uint64_t Bytes(uint64_t metadata_bytes) const {
-    const uint64_t left = host_bytes - std::min(host_bytes, metadata_bytes);
-    return (left / host_record_bytes + below_records) * record_bytes;
-  }
-};
-
 struct CacheOptions {
   uint64_t device_budget_bytes = 0;
   std::string default_recall;
   absl::Duration idle_timeout;
 };
 
-// Thread-safe.
+// Thread-safe. What is noexcept changes the model in many places: memory that runs out half-way
+// ends the process, since half a change would be wrong bytes later.
 class Cache {
  public:
   Cache(const CacheOptions& options, Clock& clock);
@@ -129,7 +117,7 @@ class Cache {
     uint64_t length = 0;
     uint64_t metadata_bytes = 0;
   };
-  absl::StatusOr<Truncated> Truncate(std::string_view name, uint64_t length)
+  absl::StatusOr<Truncated> Truncate(std::string_view name, uint64_t length) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets the sequence; none where its id was closed before in this boot. The caller erases the
   // blocks returned, zeroes the frames, and calls Reap.
@@ -137,10 +125,11 @@ class Cache {
     SequenceRef sequence;
     std::vector<storage::BlockKey> blocks;
   };
-  absl::StatusOr<std::optional<Closed>> Close(std::string_view name, std::string_view reason)
+  absl::StatusOr<std::optional<Closed>> Close(std::string_view name,
+                                              std::string_view reason) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   // The same for a sequence that Idle named, unless it was called or opened anew since.
-  std::optional<Closed> CloseIdle(std::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<Closed> CloseIdle(std::string_view name) noexcept ABSL_LOCKS_EXCLUDED(mu_);
   // Is a closed sequence's memory still to be given back, and read by nobody? Then zero it and
   // Reap.
   bool MayReap(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
@@ -157,12 +146,11 @@ class Cache {
   //   kResourceExhausted  DEVICE_FULL
   absl::Status AwaitSlots(const Ticket& ticket, std::span<const std::vector<int32_t>> victims,
                           absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mu_);
-  // Blocks that the ticket's tokens begin, and what they take: bytes of the lower tiers, and of
-  // host memory for metadata. Less by the time of Place where another layer begins them first, more
-  // where one that had begun them was withdrawn.
+  // Blocks that the ticket's tokens begin, each with a record of the lower tiers, and what they
+  // take of host memory for metadata. Less by the time of Place where another layer begins them
+  // first, more where one that had begun them was withdrawn.
   struct Need {
     int32_t blocks = 0;
-    uint64_t record_bytes = 0;
     uint64_t metadata_bytes = 0;
   };
   Need NeedOf(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
@@ -180,14 +168,15 @@ class Cache {
   //   kUnavailable        CALL_IN_FLIGHT: the need has grown over what was charged
   // Nothing changed where it is refused.
   absl::StatusOr<Need> Place(const Ticket& ticket, const PlaceArgs& args,
-                             std::vector<std::vector<int32_t>>* slots) ABSL_LOCKS_EXCLUDED(mu_);
+                             std::vector<std::vector<int32_t>>* slots) noexcept
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Commits the ticket's tokens; returns whether blocks became complete.
   bool Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,
-              Lengths* lengths) ABSL_LOCKS_EXCLUDED(mu_);
-  void Abandon(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
+              Lengths* lengths) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  void Abandon(const Ticket& ticket) noexcept ABSL_LOCKS_EXCLUDED(mu_);
   // Abandons after Place: the tokens have left their slots again, victims stay away. Returns the
   // metadata bytes that the caller gives back.
-  uint64_t Withdraw(const Ticket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t Withdraw(const Ticket& ticket) noexcept ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- what carriers do
   struct Waiting {
@@ -195,15 +184,20 @@ class Cache {
     size_t in_host = 0;
   };
   Waiting BlocksWaiting() ABSL_LOCKS_EXCLUDED(mu_);
-  std::optional<CarryPlan> PlanSeal() ABSL_LOCKS_EXCLUDED(mu_);
+  // Bytes of the records that are promised a place below.
+  std::vector<uint64_t> RecordSizes() ABSL_LOCKS_EXCLUDED(mu_);
+  // The next block, those of record sizes in `full` apart, which are the last from now on.
+  std::optional<CarryPlan> PlanSeal(std::span<const uint64_t> full = {}) ABSL_LOCKS_EXCLUDED(mu_);
   // `tier`: where the block now lies; where it could not be written, as far as is known, it is the
   // next again, or after kResourceExhausted the last. Returns whether it was closed meanwhile, so
   // that what may have been written must be erased.
-  bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier)
+  bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The block longest in the host tier, those apart that there was no room for.
-  std::optional<CarryPlan> PlanMoveDown() ABSL_LOCKS_EXCLUDED(mu_);
-  bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
+  // The block longest in the host tier, those apart that there was no room for; `full` as above.
+  std::optional<CarryPlan> PlanMoveDown(std::span<const uint64_t> full = {})
+      ABSL_LOCKS_EXCLUDED(mu_);
+  bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Where each block lies now.
   std::vector<Block> Places(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
   // Counts the pages of a layer that no tier has whole; returns those not noted before.
@@ -253,9 +247,15 @@ class Cache {
   // The lanes' frames, as their offset in the device pool.
   absl::StatusOr<uint64_t> ReservePool(std::string_view name, const Opening& opening)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckRoom(const Sequence& facts, const Need& need, const LowerRoom& room) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Need NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const;
+  QueuedBlock PopOf(BlockQueue& queue, std::span<const uint64_t> full)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Records that blocks no longer need a place for.
+  void GiveUpPromise(const Model& model, size_t records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Need NeedLocked(const Ticket& ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Tokens from `new_length` on go, with what was promised for their blocks; metadata bytes given
   // back.
@@ -287,7 +287,7 @@ class Cache {
   BlockQueue to_seal_ ABSL_GUARDED_BY(mu_);  // In the order they became complete.
   BlockQueue in_host_ ABSL_GUARDED_BY(mu_);  // In the order they came there.
   uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;
-  uint64_t promised_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  PromisedRecords promised_ ABSL_GUARDED_BY(mu_);  // One for each block of an open sequence.
   uint64_t metadata_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int unsealed_ ABSL_GUARDED_BY(mu_) = 0;  // Complete blocks whose copy below is not confirmed.
   Stats stats_ ABSL_GUARDED_BY(mu_);

@@ -2,6 +2,8 @@
 //
 // What carriers ask of the cache: which block to seal or to move down, and where blocks lie.
 
+#include <algorithm>
+
 #include "service/cache.h"
 
 namespace ebbtide::service {
@@ -11,29 +13,49 @@ Cache::Waiting Cache::BlocksWaiting() {
   return {.to_seal = to_seal_.size(), .in_host = in_host_.size()};
 }
 
-std::optional<CarryPlan> Cache::PlanSeal() {
+std::vector<uint64_t> Cache::RecordSizes() {
   const absl::MutexLock lock(&mu_);
-  for (QueuedBlock next = to_seal_.Pop(); next.sequence != nullptr; next = to_seal_.Pop()) {
-    Sequence& facts = next.sequence->facts;
-    if (facts.is_closed) continue;
-    const int32_t page_tokens = facts.geometry().page_tokens;
-    const int32_t first = next.block * page_tokens;
-    CarryPlan plan{.sequence = next.sequence, .block = next.block, .key = facts.key(next.block)};
-    plan.positions.assign(facts.positions.begin() + first,
-                          facts.positions.begin() + first + page_tokens);
-    plan.slots.reserve(facts.lanes.size() * static_cast<size_t>(page_tokens));
-    for (const Lane& lane : facts.lanes) {
-      for (int32_t index = first; index < first + page_tokens; ++index) {
-        plan.slots.push_back(lane.slot_of(index));
-      }
-    }
-    ++facts.carriers;
-    return plan;
-  }
-  return std::nullopt;
+  std::vector<uint64_t> sizes;
+  for (const auto& [bytes, records] : promised_) sizes.push_back(bytes);
+  return sizes;
 }
 
-bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) {
+// The first that is open and whose record is of no size in `full`.
+QueuedBlock Cache::PopOf(BlockQueue& queue, std::span<const uint64_t> full) {
+  for (size_t left = queue.size(); left > 0; --left) {
+    const QueuedBlock next = queue.Pop();
+    if (next.sequence == nullptr) return next;
+    const Sequence& facts = next.sequence->facts;
+    if (facts.is_closed) continue;
+    if (std::ranges::find(full, facts.geometry().record(0).record_bytes()) == full.end()) {
+      return next;
+    }
+    queue.PushBack(next);
+  }
+  return {};
+}
+
+std::optional<CarryPlan> Cache::PlanSeal(std::span<const uint64_t> full) {
+  const absl::MutexLock lock(&mu_);
+  const QueuedBlock next = PopOf(to_seal_, full);
+  if (next.sequence == nullptr) return std::nullopt;
+  Sequence& facts = next.sequence->facts;
+  const int32_t page_tokens = facts.geometry().page_tokens;
+  const int32_t first = next.block * page_tokens;
+  CarryPlan plan{.sequence = next.sequence, .block = next.block, .key = facts.key(next.block)};
+  plan.positions.assign(facts.positions.begin() + first,
+                        facts.positions.begin() + first + page_tokens);
+  plan.slots.reserve(facts.lanes.size() * static_cast<size_t>(page_tokens));
+  for (const Lane& lane : facts.lanes) {
+    for (int32_t index = first; index < first + page_tokens; ++index) {
+      plan.slots.push_back(lane.slot_of(index));
+    }
+  }
+  ++facts.carriers;
+  return plan;
+}
+
+bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) noexcept {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = plan.sequence->facts;
   --facts.carriers;
@@ -52,22 +74,20 @@ bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& ti
   return false;
 }
 
-std::optional<CarryPlan> Cache::PlanMoveDown() {
+std::optional<CarryPlan> Cache::PlanMoveDown(std::span<const uint64_t> full) {
   const absl::MutexLock lock(&mu_);
-  for (QueuedBlock oldest = in_host_.Pop(); oldest.sequence != nullptr; oldest = in_host_.Pop()) {
-    Sequence& facts = oldest.sequence->facts;
-    if (facts.is_closed) continue;
-    ++facts.carriers;
-    return CarryPlan{.sequence = oldest.sequence,
-                     .block = oldest.block,
-                     .key = facts.key(oldest.block),
-                     .positions = {},
-                     .slots = {}};
-  }
-  return std::nullopt;
+  const QueuedBlock oldest = PopOf(in_host_, full);
+  if (oldest.sequence == nullptr) return std::nullopt;
+  Sequence& facts = oldest.sequence->facts;
+  ++facts.carriers;
+  return CarryPlan{.sequence = oldest.sequence,
+                   .block = oldest.block,
+                   .key = facts.key(oldest.block),
+                   .positions = {},
+                   .slots = {}};
 }
 
-bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) {
+bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = plan.sequence->facts;
   --facts.carriers;

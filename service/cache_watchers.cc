@@ -130,9 +130,23 @@ uint64_t Cache::metadata_bytes() {
   return metadata_bytes_;
 }
 
+std::vector<std::string> Cache::Idle() {
+  const absl::MutexLock lock(&mu_);
+  std::vector<std::string> names;
+  for (const auto& [name, sequence] : sequences_) {
+    if (IsIdle(sequence->facts)) names.push_back(name);
+  }
+  return names;
+}
+
+bool Cache::IsIdle(const Sequence& facts) const {
+  return !facts.any_in_flight() &&
+         clock_.SinceStart() - facts.last_call >= facts.answer.idle_timeout;
+}
+
 void Cache::CheckInvariants() {
   const absl::MutexLock lock(&mu_);
-  uint64_t promised = 0;
+  PromisedRecords promised;
   uint64_t metadata = 0;
   uint64_t pool = 0;
   int unsealed = 0;
@@ -140,11 +154,11 @@ void Cache::CheckInvariants() {
     const Sequence& facts = sequence->facts;
     facts.CheckInvariants();
     const Need need = NeedOfBlocks(*sequence, static_cast<int32_t>(facts.blocks.size()));
-    EBBTIDE_CHECK(facts.promised_bytes == need.record_bytes,
-                  "what is promised below is one record for each block");
     EBBTIDE_CHECK(facts.metadata_bytes == facts.metadata_at_open + need.metadata_bytes,
                   "metadata is charged at open and once for each block");
-    promised += facts.promised_bytes;
+    if (need.blocks > 0) {
+      promised[facts.geometry().record(0).record_bytes()] += static_cast<uint64_t>(need.blocks);
+    }
     metadata += facts.metadata_bytes;
     pool += facts.pool_bytes;
     unsealed +=
@@ -154,7 +168,7 @@ void Cache::CheckInvariants() {
                     "a lane holds at most its budget and one chunk");
     }
   }
-  EBBTIDE_CHECK(promised == promised_bytes_, "promises are those of the open sequences");
+  EBBTIDE_CHECK(promised == promised_, "a record is promised for each block of an open sequence");
   EBBTIDE_CHECK(metadata == metadata_bytes_, "metadata is that of the open sequences");
   EBBTIDE_CHECK(pool <= pool_.used_bytes() && pool_.used_bytes() <= pool_.budget_bytes(),
                 "frames in use are within the pool");

@@ -38,8 +38,8 @@ class PatientTier final : public Tier {
   BlockPin Pin(const BlockKey& key) override { return tier_->Pin(key); }
   absl::Status Erase(std::span<const BlockKey> keys) override;
   TierUsage Usage() const override { return tier_->Usage(); }
-  uint64_t CostBytes(uint64_t record_bytes) const override {
-    return tier_->CostBytes(record_bytes);
+  TierRoom Room(std::span<const uint64_t> record_bytes) const override {
+    return tier_->Room(record_bytes);
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -49,6 +50,19 @@ struct TierUsage {
   uint64_t corrupt_pages = 0;  // Reads that found one; a page counts each time.
 };
 
+// What records of one size may take of a tier that holds records of several.
+struct SizeRoom {
+  uint64_t held = 0;         // It holds so many now, and could hold
+  uint64_t kept = 0;         // so many without a byte of TierRoom::free_bytes.
+  uint64_t run_records = 0;  // More come in runs of so many,
+  uint64_t run_bytes = 0;    // each for so many bytes, everything counted.
+};
+
+struct TierRoom {
+  uint64_t free_bytes = 0;      // For records of any size.
+  std::vector<SizeRoom> sizes;  // As asked.
+};
+
 // Thread-safe. Calls block; the mover (service/movement/) owns the waiting.
 class Tier {
  public:
@@ -79,10 +93,9 @@ class Tier {
 
   virtual TierUsage Usage() const = 0;
 
-  // One record's share of the budget when the tier is full of records of `record_bytes`, everything
-  // counted: an empty tier takes budget_bytes / CostBytes(record_bytes) of them and no more. Less
-  // in the host where others charge its budget; less where records of several sizes share a tier.
-  virtual uint64_t CostBytes(uint64_t record_bytes) const = 0;
+  // For records of each of `record_bytes`: if nobody else charges the budget meanwhile, `kept` and
+  // free_bytes / run_bytes * run_records of one size fit, and no more.
+  virtual TierRoom Room(std::span<const uint64_t> record_bytes) const = 0;
 };
 
 // May `page` be read from a record of `geometry`? For implementations.

@@ -225,14 +225,15 @@ absl::Status Attention::PlaceBeforeDeadline(Work& work,
     mover_.Kick();
   }
   // With the slots sure, one reservation: host memory first, since it may have to be made free.
-  const Model& model = *work.sequence().model;
-  const uint64_t record_bytes = model.geometry.record(model.fingerprint).record_bytes();
-  const uint64_t reserved = cache_.NeedOf(work.ticket).metadata_bytes;
+  const Cache::Need need = cache_.NeedOf(work.ticket);
+  const uint64_t reserved = need.metadata_bytes;
   EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(reserved, work.call.deadline));
+  LowerRoom room;
+  if (need.blocks > 0) room = mover_.RoomOf(work.geometry.record(0).record_bytes());
   const absl::StatusOr<Cache::Need> taken = cache_.Place(work.ticket,
                                                          {.victims = victims,
                                                           .positions = work.item.positions,
-                                                          .room = mover_.RoomOf(record_bytes),
+                                                          .room = std::move(room),
                                                           .charged_bytes = reserved},
                                                          &work.slots);
   mover_.ReleaseHost(reserved - (taken.ok() ? taken->metadata_bytes : 0));

@@ -76,7 +76,6 @@ struct Sequence {
   std::vector<int64_t> positions;  // [longest layer]; as the first layer's call gave them
   int32_t committed = 0;           // Least length over layers.
   int32_t longest = 0;            // Greatest length over layers, what the lower tiers reserved for.
-  uint64_t promised_bytes = 0;    // Of the lower tiers, for its blocks.
   uint64_t metadata_at_open = 0;  // Part of metadata_bytes: lanes and windows.
   uint64_t metadata_bytes = 0;    // Charged to the host tier; with digests, positions, score state.
   uint64_t pool_offset = 0;

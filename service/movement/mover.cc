@@ -68,8 +68,11 @@ uint64_t RecordBytes(const CarryPlan& plan) {
   return model.geometry.record(model.fingerprint).record_bytes();
 }
 
-bool Holds(std::span<const uint64_t> sizes, uint64_t bytes) {
-  return std::ranges::find(sizes, bytes) != sizes.end();
+// Does the tier's budget have room for a record more?
+bool HasRoom(const storage::Tier& tier, uint64_t record_bytes) {
+  const storage::TierRoom room = tier.Room({&record_bytes, 1});
+  const storage::SizeRoom& size = room.sizes.front();
+  return size.kept > size.held || room.free_bytes >= size.run_bytes;
 }
 
 // Erases `keys`, a few per call: none is so long that its medium seems to hang. Returns those that
@@ -114,12 +117,8 @@ void Mover::Carry() {
 void Mover::SealAll() {
   std::vector<uint64_t> full;
   for (size_t left = cache_.BlocksWaiting().to_seal; left > 0; --left) {
-    const auto plan = cache_.PlanSeal();
+    const auto plan = cache_.PlanSeal(full);
     if (!plan.has_value()) return;
-    if (Holds(full, RecordBytes(*plan))) {
-      Commit(*plan, absl::ResourceExhaustedError("no room for records of this size"));
-      continue;
-    }
     const absl::Status status = SealOne(*plan);
     if (absl::IsResourceExhausted(status)) {
       full.push_back(RecordBytes(*plan));
@@ -193,13 +192,8 @@ bool Mover::MoveOneDown() {
 bool Mover::MoveFirstThatFits() {
   std::vector<uint64_t> full;  // As in SealAll.
   for (size_t left = cache_.BlocksWaiting().in_host; left > 0; --left) {
-    const auto plan = cache_.PlanMoveDown();
+    const auto plan = cache_.PlanMoveDown(full);
     if (!plan.has_value()) return false;
-    if (Holds(full, RecordBytes(*plan))) {
-      if (cache_.CommitMoveDown(*plan, CarryOutcome::kNoRoom)) Erase({&plan->key, 1});
-      Reap(plan->sequence);
-      continue;
-    }
     const absl::Status status = MoveDown(*plan);
     if (status.ok()) return true;
     if (!absl::IsResourceExhausted(status)) return false;
@@ -248,6 +242,13 @@ bool Mover::AwaitFreed(uint64_t before, absl::Duration deadline) const {
 
 absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
   const absl::Status status = tiers_.rocksdb->Write({&write, 1});
+  // A budget that is used up is no fault: what is promised is within it.
+  if (!absl::IsResourceExhausted(status) || HasRoom(*tiers_.rocksdb, write.record.size()))
+    NoteMedium(status);
+  return status;
+}
+
+void Mover::NoteMedium(const absl::Status& status) {
   const bool is_well = status.ok() || absl::IsInvalidArgument(status);
   bool was_well = false;
   {
@@ -261,7 +262,6 @@ absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
   } else if (!was_well && is_well) {
     Log(LogLevel::kInfo, "tier is well again", {{"tier", tiers_.rocksdb->name()}});
   }
-  return status;
 }
 
 absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
@@ -280,20 +280,32 @@ absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
 }
 
 LowerRoom Mover::RoomOf(uint64_t record_bytes) const {
+  std::vector<uint64_t> sizes = cache_.RecordSizes();
+  if (std::ranges::find(sizes, record_bytes) == sizes.end()) sizes.push_back(record_bytes);
+
+  LowerRoom room;
+  uint64_t largest_cost = 0;
+  const storage::TierRoom host = tiers_.host.Room(sizes);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    room.sizes[sizes[i]].host_cost_bytes = host.sizes[i].run_bytes;
+    largest_cost = std::max(largest_cost, host.sizes[i].run_bytes);
+  }
   // One record's room in the host stays free, so that blocks can always move through it.
-  const uint64_t cost = tiers_.host.CostBytes(record_bytes);
   const uint64_t limit = tiers_.host_budget.limit_bytes();
-  LowerRoom room{.record_bytes = record_bytes,
-                 .host_bytes = limit - std::min(limit, tiers_.staging_bytes + cost),
-                 .host_record_bytes = cost};
+  room.host_bytes = limit - std::min(limit, tiers_.staging_bytes + largest_cost);
   if (tiers_.rocksdb == nullptr) return room;
 
   // A tier that does not take blocks now holds what it holds.
-  const storage::TierUsage usage = tiers_.rocksdb->Usage();
   room.below_why = Degraded();
-  room.below_records = room.below_why.empty()
-                           ? usage.budget_bytes / tiers_.rocksdb->CostBytes(record_bytes)
-                           : usage.blocks;
+  const bool is_well = room.below_why.empty();
+  const storage::TierRoom below = tiers_.rocksdb->Room(sizes);
+  room.below_bytes = is_well ? below.free_bytes : 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    LowerRoom::Size& size = room.sizes[sizes[i]];
+    size.kept_below = is_well ? below.sizes[i].kept : below.sizes[i].held;
+    size.run_records_below = below.sizes[i].run_records;
+    size.run_bytes_below = below.sizes[i].run_bytes;
+  }
   return room;
 }
 

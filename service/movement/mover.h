@@ -56,7 +56,7 @@ class Mover {
   absl::Status ChargeHost(uint64_t bytes, absl::Duration deadline);
   void ReleaseHost(uint64_t bytes) { tiers_.host_budget.Release(bytes); }
 
-  // For records of `record_bytes`.
+  // For records of `record_bytes`, beside those promised to others.
   LowerRoom RoomOf(uint64_t record_bytes) const;
 
   // Erases a closed sequence's blocks in every tier. A tier that does not answer is asked again
@@ -67,7 +67,8 @@ class Mover {
   // the carrier does.
   void Reap(const SequenceRef& sequence);
 
-  // Why the RocksDB tier does not take blocks now; "" when it does.
+  // Why the RocksDB tier does not take blocks now, although they are within its budget; "" when it
+  // does.
   std::string Degraded() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -99,6 +100,7 @@ class Mover {
   uint64_t Freed() const ABSL_LOCKS_EXCLUDED(mu_);
   bool AwaitFreed(uint64_t before, absl::Duration deadline) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteRocksdb(const storage::BlockWrite& write) ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteMedium(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   void EraseOwed() ABSL_LOCKS_EXCLUDED(mu_);
   void ZeroAndRelease(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -71,6 +71,8 @@ absl::Status HostTier::WriteOne(const BlockWrite& block) {
   {
     absl::MutexLock lock(&mu_);
     records_[block.key].swap(record);
+    ++held_[block.record.size()];
+    if (record != nullptr) --held_[record->bytes().size()];
   }
   return absl::OkStatus();  // The replaced record goes here, outside the lock.
 }
@@ -111,6 +113,7 @@ absl::Status HostTier::Erase(std::span<const BlockKey> keys) {
   absl::MutexLock lock(&mu_);
   for (const BlockKey& key : keys) {
     if (const auto found = records_.find(key); found != records_.end()) {
+      --held_[found->second->bytes().size()];
       erased.push_back(std::move(found->second));
       records_.erase(found);
     }
@@ -126,8 +129,18 @@ TierUsage HostTier::Usage() const {
           .corrupt_pages = corrupt_pages_.load(std::memory_order_relaxed)};
 }
 
-uint64_t HostTier::CostBytes(uint64_t record_bytes) const {
-  return RoundUp(record_bytes, kRecordAlignment) + kRecordOverheadBytes;
+TierRoom HostTier::Room(std::span<const uint64_t> record_bytes) const {
+  absl::MutexLock lock(&mu_);
+  TierRoom room{.free_bytes = budget_.free_bytes(), .sizes = {}};
+  for (const uint64_t bytes : record_bytes) {
+    const auto found = held_.find(bytes);
+    const uint64_t held = found == held_.end() ? 0 : found->second;
+    room.sizes.push_back({.held = held,
+                          .kept = held,
+                          .run_records = 1,
+                          .run_bytes = RoundUp(bytes, kRecordAlignment) + kRecordOverheadBytes});
+  }
+  return room;
 }
 
 std::shared_ptr<const HostTier::Record> HostTier::Find(const BlockKey& key) const {

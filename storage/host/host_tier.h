@@ -39,7 +39,7 @@ class HostTier final : public Tier {
   BlockPin Pin(const BlockKey& key) override;
   absl::Status Erase(std::span<const BlockKey> keys) override;
   TierUsage Usage() const override;
-  uint64_t CostBytes(uint64_t record_bytes) const override;
+  TierRoom Room(std::span<const uint64_t> record_bytes) const override;
 
  private:
   class Record;
@@ -58,6 +58,7 @@ class HostTier final : public Tier {
   // guarded by mu_
   mutable absl::Mutex mu_;
   absl::flat_hash_map<BlockKey, std::shared_ptr<const Record>> records_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, uint64_t> held_ ABSL_GUARDED_BY(mu_);  // Records by their bytes.
 
   // synchronised by itself
   std::atomic<uint64_t> corrupt_pages_ = 0;

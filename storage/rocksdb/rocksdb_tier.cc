@@ -26,10 +26,11 @@ uint64_t SegmentBytes(uint64_t budget_bytes) {
   return std::max(std::min(kUsualBytes, budget_bytes / 128), budget_bytes / 256);
 }
 
-// What a record is charged beside its slot: its index entry. The same for all records of a size, so
-// that CostBytes can say how many fit; more only where pages are smaller than 4 KiB.
+// What a record is charged beside its slot: what its index entry takes over the slot's share, where
+// pages are smaller than 4 KiB.
 uint64_t EntryChargeBytes(uint64_t record_bytes, uint64_t header_used_bytes) {
-  return std::max(2048 + record_bytes / 128, BlockIndex::EntryCostBytes(header_used_bytes));
+  const uint64_t cost_bytes = BlockIndex::EntryCostBytes(header_used_bytes);
+  return cost_bytes - std::min(cost_bytes, SlotFiles::EntryBytes(record_bytes));
 }
 
 void WarnWhereTheDiskIsSmaller(const RocksdbTierOptions& options) {
@@ -290,19 +291,12 @@ TierUsage RocksdbTier::Usage() const {
           .corrupt_pages = corrupt_pages_.load(std::memory_order_relaxed)};
 }
 
-uint64_t RocksdbTier::CostBytes(uint64_t record_bytes) const {
-  // How many records fill the budget: whole segments, then one that the rest of the budget cannot
-  // fill with entries.
-  const uint64_t slot_bytes = RoundUp(std::max<uint64_t>(record_bytes, 1), kRecordAlignment);
-  const uint64_t entry_bytes = EntryChargeBytes(slot_bytes, 0);
-  const uint64_t slots = slots_.SlotsPerSegment(slot_bytes);
-  const uint64_t full_bytes = slots * (slot_bytes + entry_bytes);
-  const uint64_t room_bytes = budget_.limit_bytes() - kIndexHeadroomBytes;
-  const uint64_t rest_bytes = room_bytes % full_bytes;
-  uint64_t records = room_bytes / full_bytes * slots;
-  if (rest_bytes > slots * slot_bytes) records += (rest_bytes - slots * slot_bytes) / entry_bytes;
-  // The least cost that the budget holds no more than `records` times.
-  return budget_.limit_bytes() / (records + 1) + 1;
+TierRoom RocksdbTier::Room(std::span<const uint64_t> record_bytes) const {
+  TierRoom room{.free_bytes = budget_.free_bytes(), .sizes = {}};
+  for (const uint64_t bytes : record_bytes) {
+    room.sizes.push_back(slots_.Room(RoundUp(std::max<uint64_t>(bytes, 1), kRecordAlignment)));
+  }
+  return room;
 }
 
 }  // namespace ebbtide::storage

@@ -57,7 +57,7 @@ class RocksdbTier final : public Tier {
   BlockPin Pin(const BlockKey& key) override;  // Always null.
   absl::Status Erase(std::span<const BlockKey> keys) override;
   TierUsage Usage() const override;
-  uint64_t CostBytes(uint64_t record_bytes) const override;
+  TierRoom Room(std::span<const uint64_t> record_bytes) const override;
 
   const TierFolder& folder() const { return *folder_; }
 

@@ -32,18 +32,21 @@ absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes) {
                          .is_taken = std::vector<bool>(shape.slots),
                          .free_slots = shape.slots};
   size_class.with_room.insert({.free_slots = shape.slots, .id = shape.id});
+  size_class.slots += shape.slots;
+  size_class.free_slots += shape.slots;
   return *Take(size_class);
 }
 
 absl::StatusOr<std::shared_ptr<Segment>> SlotFiles::MakeSegment(const SegmentShape& shape) {
-  if (!options_.budget.TryCharge(shape.bytes())) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("rocksdb tier: a slot file of ", shape.bytes(), " B is over budget, ",
-                     options_.budget.free_bytes(), " B of ", options_.budget.limit_bytes(),
-                     " B free; evict first, or raise rocksdb.budget"));
+  const uint64_t charge_bytes = ChargeBytes(shape);
+  if (!options_.budget.TryCharge(charge_bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rocksdb tier: a slot file of ", charge_bytes, " B with its index entries is over budget, ",
+        options_.budget.free_bytes(), " B of ", options_.budget.limit_bytes(),
+        " B free; evict first, or raise rocksdb.budget"));
   }
   auto segment = Segment::Create(folder_, shape, options_.calls, buffers_);
-  if (!segment.ok()) options_.budget.Release(shape.bytes());
+  if (!segment.ok()) options_.budget.Release(charge_bytes);
   return segment;
 }
 
@@ -68,6 +71,17 @@ std::shared_ptr<Segment> SlotFiles::Find(uint32_t segment) const {
 
 uint32_t SlotFiles::SlotsPerSegment(uint64_t slot_bytes) const {
   return static_cast<uint32_t>(std::max<uint64_t>(options_.segment_bytes_max / slot_bytes, 1));
+}
+
+SizeRoom SlotFiles::Room(uint64_t slot_bytes) const {
+  SegmentShape shape = {.slot_bytes = slot_bytes, .slots = SlotsPerSegment(slot_bytes)};
+  SizeRoom room{.run_records = shape.slots, .run_bytes = ChargeBytes(shape)};
+  absl::MutexLock lock(&mu_);
+  if (const auto found = classes_.find(slot_bytes); found != classes_.end()) {
+    room.held = found->second.slots - found->second.free_slots;
+    room.kept = found->second.slots;
+  }
+  return room;
 }
 
 uint64_t SlotFiles::BeginReading() {
@@ -99,6 +113,7 @@ std::optional<SlotPlace> SlotFiles::Take(SizeClass& size_class) {
   const auto free = std::find(holding.is_taken.begin(), holding.is_taken.end(), false);
   *free = true;
   --holding.free_slots;
+  --size_class.free_slots;
   if (holding.free_slots > 0) {
     size_class.with_room.insert({.free_slots = holding.free_slots, .id = fullest.id});
   }
@@ -116,19 +131,22 @@ void SlotFiles::Return(const SlotPlace& place, Emptied& emptied) {
   size_class.with_room.erase({.free_slots = holding.free_slots, .id = place.segment});
   holding.is_taken[place.slot] = false;
   ++holding.free_slots;
+  ++size_class.free_slots;
   if (holding.free_slots < shape.slots) {
     size_class.with_room.insert({.free_slots = holding.free_slots, .id = place.segment});
     return;
   }
+  size_class.slots -= shape.slots;
+  size_class.free_slots -= shape.slots;
   emptied.push_back(std::move(holding.segment));
   segments_.erase(found);
 }
 
 void SlotFiles::Delete(Emptied emptied) {
   for (std::shared_ptr<Segment>& segment : emptied) {
-    const uint64_t bytes = segment->shape().bytes();
+    const uint64_t charge_bytes = ChargeBytes(segment->shape());
     segment.reset();  // No reader holds it any more: the file goes here, then its charge.
-    options_.budget.Release(bytes);
+    options_.budget.Release(charge_bytes);
   }
 }
 

@@ -24,6 +24,7 @@
 #include "storage/rocksdb/io_buffer.h"
 #include "storage/rocksdb/segment.h"
 #include "storage/rocksdb/tier_folder.h"
+#include "storage/tier.h"
 
 namespace ebbtide::storage {
 
@@ -70,7 +71,11 @@ class SlotFiles {
   // The segment of an allocated slot; null where there is none of this number.
   std::shared_ptr<Segment> Find(uint32_t segment) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  uint32_t SlotsPerSegment(uint64_t slot_bytes) const;
+  // As Tier::Room, for records that fill slots of `slot_bytes`.
+  SizeRoom Room(uint64_t slot_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // A slot's share of the index, charged with it, so that a free slot can always be used.
+  static uint64_t EntryBytes(uint64_t slot_bytes) { return 2048 + slot_bytes / 128; }
 
  private:
   struct Holding {
@@ -85,6 +90,8 @@ class SlotFiles {
   };
   struct SizeClass {
     absl::btree_set<WithRoom> with_room;
+    uint64_t slots = 0;
+    uint64_t free_slots = 0;
     bool is_growing = false;
   };
   struct Freed {
@@ -94,6 +101,10 @@ class SlotFiles {
   // Segments that became empty, to be deleted and released once the lock is given back.
   using Emptied = std::vector<std::shared_ptr<Segment>>;
 
+  uint32_t SlotsPerSegment(uint64_t slot_bytes) const;
+  static uint64_t ChargeBytes(const SegmentShape& shape) {
+    return shape.slots * (shape.slot_bytes + EntryBytes(shape.slot_bytes));
+  }
   uint64_t BeginReading() ABSL_LOCKS_EXCLUDED(mu_);
   void EndReading(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
 

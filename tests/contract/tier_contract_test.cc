@@ -73,6 +73,17 @@ class TierContract : public testing::TestWithParam<TierCase> {
     EXPECT_THAT(answer.bytes, Each(kCanary));
   }
 
+  TierRoom Room(const RecordGeometry& geometry) {
+    const uint64_t record_bytes = geometry.record_bytes();
+    return tier().Room({&record_bytes, 1});
+  }
+  // Records of the geometry that the tier could hold, beside others that it holds.
+  uint64_t RoomFor(const RecordGeometry& geometry) {
+    const TierRoom room = Room(geometry);
+    const SizeRoom& size = room.sizes[0];
+    return size.kept + room.free_bytes / size.run_bytes * size.run_records;
+  }
+
   // Writes blocks 0, 1, … of `sequence` until one is refused, and says how many were taken.
   uint32_t Fill(uint64_t sequence, const RecordGeometry& geometry) {
     for (uint32_t block = 0;; ++block) {
@@ -306,18 +317,50 @@ TEST_P(TierContract, ErasedBytesComeBack) {
   EXPECT_EQ(Fill(2, geometry_), blocks);
 }
 
-TEST_P(TierContract, EmptyTierTakesAsManyRecordsAsTheirCostSays) {
+TEST_P(TierContract, EmptyTierTakesAsManyRecordsAsItHasRoomFor) {
   for (const uint32_t page_bytes : {16384u, 4096u, 40960u}) {
     const RecordGeometry geometry = MakeGeometry(2, 2, page_bytes);
-    const uint64_t cost_bytes = tier().CostBytes(geometry.record_bytes());
-    EXPECT_GE(cost_bytes, geometry.record_bytes());
+    const uint64_t room = RoomFor(geometry);
+    EXPECT_GE(Room(geometry).sizes[0].run_bytes,
+              Room(geometry).sizes[0].run_records * geometry.record_bytes());
 
     const uint32_t blocks = Fill(page_bytes, geometry);
 
-    EXPECT_EQ(blocks, budget_bytes() / cost_bytes) << page_bytes << " B pages";
+    EXPECT_EQ(blocks, room) << page_bytes << " B pages";
     EXPECT_EQ(tier().Usage().budget_bytes, budget_bytes());
     EXPECT_EQ(tier().Usage().blocks, blocks);
     for (uint32_t block = 0; block < blocks; ++block) ASSERT_OK(Erase({page_bytes, block, 0}));
+  }
+}
+
+// Where records of another size came and went in no order, as where nothing did.
+TEST_P(TierContract, RoomIsThatBesideRecordsOfOtherSizes) {
+  const RecordGeometry small = MakeGeometry(2, 2, 4096);
+  const RecordGeometry large = MakeGeometry(2, 2, 40960);
+  const uint32_t smalls = Fill(1, small);
+  for (uint32_t block = 0; block < smalls; ++block) {
+    if (block % 3 == 0 || block <= smalls / 4) continue;
+    ASSERT_OK(Erase({1, block, 0}));
+  }
+  const uint64_t small_room = RoomFor(small);
+  const uint64_t large_room = RoomFor(large);
+  const uint64_t held = Room(small).sizes[0].held;
+  EXPECT_EQ(held, tier().Usage().blocks);
+
+  const uint32_t larges = Fill(2, large);
+
+  EXPECT_EQ(larges, large_room);
+  EXPECT_EQ(Room(large).sizes[0].held, larges);
+  EXPECT_EQ(Room(small).sizes[0].held, held);
+  // What is left for the small ones is what the large ones could not have, as it says.
+  const uint64_t rest = RoomFor(small);
+  EXPECT_LE(rest, small_room);
+  EXPECT_EQ(held + Fill(3, small), rest);
+  const uint64_t sizes[] = {small.record_bytes(), large.record_bytes()};
+  const TierRoom full = tier().Room(sizes);
+  for (const SizeRoom& size : full.sizes) {
+    EXPECT_EQ(size.held, size.kept);
+    EXPECT_LT(full.free_bytes, size.run_bytes);
   }
 }
 

@@ -215,7 +215,8 @@ void EngineStand::Settle() {
 
 absl::StatusOr<service::OpenAnswer> Worker::Open() {
   open.sequence = sequence_;
-  open.model = absl::StrCat("test-", std::string(gpu::DtypeName(tokens_.geometry.dtype)));
+  open.model = absl::StrCat("test-", std::string(gpu::DtypeName(tokens_.geometry.dtype)), "-",
+                            tokens_.geometry.layers);
   EBBTIDE_RETURN_IF_ERROR(engine_.RegisterModel(open.model, tokens_.geometry, "weights").status());
   return engine_.OpenSequence(open);
 }

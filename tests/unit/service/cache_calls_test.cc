@@ -55,7 +55,7 @@ class CacheCallsTest : public testing::Test {
         .Place(ticket,
                {.victims = nobody,
                 .positions = positions,
-                .room = {.record_bytes = stand_.record_bytes(), .below_records = records}},
+                .room = {.below_bytes = records * stand_.record_bytes()}},
                &slots)
         .status();
   }
@@ -323,16 +323,14 @@ TEST_F(CacheCallsTest, FirstLayersCallReservesForTheOthers) {
   const Ticket first = stand_.Begin("a", 0, 0, kPage + 1);
   const Cache::Need need = cache().NeedOf(first);
   EXPECT_EQ(need.blocks, 2);
-  EXPECT_EQ(need.record_bytes, 2 * stand_.record_bytes());
   stand_.Place(first);
   stand_.Finish(first);
-  EXPECT_EQ((*cache().Find("a"))->facts.promised_bytes, need.record_bytes);
+  EXPECT_THAT(cache().RecordSizes(), ElementsAre(stand_.record_bytes()));
   EXPECT_EQ(cache().metadata_bytes(), at_open + need.metadata_bytes);
 
   const Ticket second = stand_.Begin("a", 1, 0, kPage + 1);
 
   EXPECT_EQ(cache().NeedOf(second).blocks, 0);
-  EXPECT_EQ(cache().NeedOf(second).record_bytes, 0U);
   EXPECT_EQ(cache().NeedOf(second).metadata_bytes, 0U);
 }
 
@@ -352,7 +350,7 @@ TEST_F(CacheCallsTest, FullLowerTiersRefuseTheFirstLayerWithNothingChanged) {
   EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kResourceExhausted,
                                      AllOf(HasSubstr("\"a\""), HasSubstr("2 more blocks"))));
   EXPECT_EQ(ReasonOf(status), "LOWER_TIERS_FULL");
-  EXPECT_EQ((*cache().Find("a"))->facts.promised_bytes, 0U);
+  EXPECT_THAT(cache().RecordSizes(), IsEmpty());
   EXPECT_EQ(cache().metadata_bytes(), at_open);
   EXPECT_THAT(Resident(0, 0), IsEmpty());
   cache().Abandon(ticket);
@@ -501,11 +499,9 @@ TEST_F(CacheDeathTest, TokensPlacedWithoutSlotsStopTheProcess) {
   std::vector<std::vector<int32_t>> slots;
 
   EXPECT_DEATH(
-      (void)stand.cache().Place(ticket,
-                                {.victims = victims,
-                                 .positions = {},
-                                 .room = {.record_bytes = 1 << 20, .below_records = 1 << 20}},
-                                &slots),
+      (void)stand.cache().Place(
+          ticket, {.victims = victims, .positions = {}, .room = {.host_bytes = uint64_t{1} << 40}},
+          &slots),
       "slots are awaited");
 }
 

@@ -22,6 +22,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 constexpr int32_t kPage = 16;
 
@@ -70,13 +71,13 @@ class CacheOpenTest : public testing::Test {
       ASSERT_OK(ticket.status());
       const std::vector<std::vector<int32_t>> nobody(2);
       std::vector<std::vector<int32_t>> slots;
-      ASSERT_OK(cache_
-                    .Place(*ticket,
-                           {.victims = nobody,
-                            .positions = {},
-                            .room = {.record_bytes = 1 << 20, .below_records = 1 << 20}},
-                           &slots)
-                    .status());
+      ASSERT_OK(
+          cache_
+              .Place(
+                  *ticket,
+                  {.victims = nobody, .positions = {}, .room = {.host_bytes = uint64_t{1} << 40}},
+                  &slots)
+              .status());
       cache_.Finish(*ticket, {}, 0, &lengths);
     }
   }
@@ -289,15 +290,16 @@ TEST_F(CacheOpenTest, SequencesHaveFramesOfTheirOwn) {
 TEST_F(CacheOpenTest, CloseForgetsTheSequenceAndCountsItsTokens) {
   ASSERT_OK(Open(Args()).status());
   Append("a", 0, 20);
-  ASSERT_GT((*cache_.Find("a"))->facts.promised_bytes, 0U);
+  ASSERT_THAT(cache_.RecordSizes(), SizeIs(1));
   ASSERT_TRUE(cache_.HasUnsealed());
 
   const auto closed = cache_.Close("a", "IDLE");
 
   ASSERT_OK(closed.status());
   ASSERT_TRUE(closed->has_value());
-  EXPECT_EQ((*closed)->blocks.size(), 1U);  // Of two the one that may have been written.
-  cache_.CheckInvariants();                 // What was promised is given back.
+  EXPECT_EQ((*closed)->blocks.size(), 1U);       // Of two the one that may have been written.
+  EXPECT_THAT(cache_.RecordSizes(), IsEmpty());  // What was promised is given back.
+  cache_.CheckInvariants();
   EXPECT_EQ(cache_.metadata_bytes(), 0U);
   EXPECT_FALSE(cache_.HasUnsealed());
   EXPECT_EQ(cache_.Counters().tokens_forgotten.at("IDLE"), 20U * 4);

@@ -13,15 +13,18 @@ namespace {
 
 using service::Ticket;
 
-constexpr service::LowerRoom kPlenty = {.record_bytes = 1 << 20, .below_records = 1 << 20};
+const service::LowerRoom kPlenty = {.host_bytes = uint64_t{1} << 40};
+
+uint64_t CostIn(const storage::Tier& tier, uint64_t record_bytes) {
+  return tier.Room({&record_bytes, 1}).sizes.front().run_bytes;
+}
 
 // What a record costs does not depend on who asks.
 uint64_t BudgetFor(int32_t blocks) {
   storage::ByteBudget probe(64 << 20);
   const auto tier = storage::HostTier::Create(probe);
   EBBTIDE_CHECK(tier.ok(), "a small host tier opens");
-  return static_cast<uint64_t>(blocks) *
-         (*tier)->CostBytes(SmallGeometry().record(0).record_bytes());
+  return static_cast<uint64_t>(blocks) * CostIn(**tier, SmallGeometry().record(0).record_bytes());
 }
 
 std::unique_ptr<storage::HostTier> MakeTier(storage::ByteBudget& budget) {
@@ -54,6 +57,10 @@ CacheStand::CacheStand(const CacheSetup& setup)
 
 uint64_t CacheStand::record_bytes() const {
   return tokens_.geometry.record(0).record_bytes();
+}
+
+uint64_t CacheStand::host_cost() const {
+  return CostIn(*host_tier_, record_bytes());
 }
 
 service::SequenceRef CacheStand::Open(const std::string& name, int32_t budget_tokens,

@@ -47,7 +47,7 @@ class CacheStand {
   const Tokens& tokens() const { return tokens_; }
   uint64_t record_bytes() const;
   // What one record takes of the host's budget.
-  uint64_t host_cost() const { return host_tier_->CostBytes(record_bytes()); }
+  uint64_t host_cost() const;
 
   service::SequenceRef Open(const std::string& name, int32_t budget_tokens = 64,
                             int32_t chunk_tokens = 512, const std::string& model = "m");

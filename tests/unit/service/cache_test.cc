@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr LowerRoom kPlenty = {.record_bytes = 1 << 20, .below_records = 1 << 20};
+const LowerRoom kPlenty = {.host_bytes = uint64_t{1} << 40};
 constexpr absl::Duration kIdle = absl::Minutes(1);
 
 class CacheTest : public testing::Test {
@@ -77,7 +77,7 @@ class CacheTest : public testing::Test {
     }
   }
 
-  uint64_t Promised() { return (*cache_.Find("a"))->facts.promised_bytes; }
+  size_t Blocks() { return (*cache_.Find("a"))->facts.blocks.size(); }
 
   test::FakeClock clock_;
   std::vector<std::byte> pool_;
@@ -96,7 +96,7 @@ TEST_F(CacheTest, LayersOfOneStepThatComeTogetherNeedItsBlocksOnce) {
 
   EXPECT_EQ(by_first.blocks, 2);
   EXPECT_EQ(by_second.blocks, 0);
-  EXPECT_EQ(Promised(), by_first.record_bytes);
+  EXPECT_EQ(Blocks(), 2U);
   EXPECT_EQ(cache_.metadata_bytes(), at_open + by_first.metadata_bytes);
   Finish(first);
   Finish(second);
@@ -105,7 +105,7 @@ TEST_F(CacheTest, LayersOfOneStepThatComeTogetherNeedItsBlocksOnce) {
 
 TEST_F(CacheTest, TruncateGivesBackWhatTheBlocksItDropsTook) {
   Append(0, 18);
-  const uint64_t promised = Promised();
+  const size_t blocks = Blocks();
   const uint64_t metadata = cache_.metadata_bytes();
 
   for (int round = 0; round < 3; ++round) {
@@ -113,13 +113,15 @@ TEST_F(CacheTest, TruncateGivesBackWhatTheBlocksItDropsTook) {
     const Cache::Need need = Place(ticket);
     Finish(ticket);
     ASSERT_EQ(need.blocks, 2);
-    ASSERT_EQ(Promised(), promised + need.record_bytes);
+    ASSERT_EQ(Blocks(), blocks + 2);
+    cache_.CheckInvariants();
 
     const auto truncated = cache_.Truncate("a", 18);
 
     ASSERT_OK(truncated.status());
     EXPECT_EQ(truncated->metadata_bytes, need.metadata_bytes);
-    EXPECT_EQ(Promised(), promised);
+    EXPECT_EQ(Blocks(), blocks);
+    cache_.CheckInvariants();
     EXPECT_EQ(cache_.metadata_bytes(), metadata);
   }
   cache_.CheckInvariants();
@@ -237,7 +239,7 @@ TEST_F(CacheTest, NeedThatHasGrownOverWhatWasChargedIsRefused) {
       second, {.victims = victims, .positions = {}, .room = kPlenty, .charged_bytes = 0}, &slots);
 
   EXPECT_THAT(need, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("were withdrawn")));
-  EXPECT_EQ(Promised(), 0U);
+  EXPECT_EQ(Blocks(), 0U);
   cache_.Abandon(second);
   cache_.CheckInvariants();
 }

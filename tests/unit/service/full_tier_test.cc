@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -60,8 +63,8 @@ TEST_P(FullTierTest, PromptThatOutgrowsTheTiersIsRefusedWholeAndGoesOnOnceThereI
 
   const int32_t in = FillUp(second, &refusal);
 
-  EXPECT_THAT(refusal.status,
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("B are free")));
+  EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                       HasSubstr("where there is room for 1")));
   EXPECT_EQ(ReasonOf(refusal.status), "LOWER_TIERS_FULL");
   EXPECT_EQ(refusal.length, static_cast<uint64_t>(in));
   EXPECT_EQ(refusal.committed, static_cast<uint64_t>(in));
@@ -75,6 +78,52 @@ TEST_P(FullTierTest, PromptThatOutgrowsTheTiersIsRefusedWholeAndGoesOnOnceThereI
 INSTANTIATE_TEST_SUITE_P(Tiers, FullTierTest, testing::Values(0, 33 << 20), [](const auto& test) {
   return test.param == 0 ? "HostAlone" : "HostAndRocksdb";
 });
+
+// Slot files hold records of one size each: what one model's blocks left half empty is no room for
+// another's, and is not promised to it.
+TEST(TwoModelsTest, WhatOneModelsBlocksHoldIsNotPromisedToAnother) {
+  const Tokens small{.geometry = test::SmallGeometry()};
+  Tokens large{.geometry = test::SmallGeometry()};
+  large.geometry.layers = 8;
+  EngineStand stand({.host_bytes = 1 << 20, .rocksdb_bytes = 36 << 20});
+  std::vector<std::unique_ptr<Worker>> workers;
+  const auto open = [&](const Tokens& tokens, const std::string& name) -> Worker& {
+    Worker& worker = *workers.emplace_back(std::make_unique<Worker>(stand.engine(), tokens, name));
+    worker.open = {.policy = "keydiff", .recall = "off", .budget_tokens = 48, .chunk_tokens = 32};
+    EXPECT_OK(worker.Open().status());
+    return worker;
+  };
+  const auto fill = [&](std::span<Worker* const> filled, int32_t first) {
+    for (;; first += 32) {
+      for (Worker* worker : filled) {
+        const StepAnswer answer = worker->StepAllLayers(
+            {.first = first, .count = 32, .phase = Phase::kPrefill, .sends_queries = false});
+        if (!answer.status.ok()) {
+          EXPECT_EQ(ReasonOf(answer.status), "LOWER_TIERS_FULL") << answer.status;
+          return first;
+        }
+        stand.Settle();  // All that was promised room finds it.
+      }
+    }
+  };
+  std::vector<Worker*> smalls;
+  for (int n = 0; n < 6; ++n) smalls.push_back(&open(small, "small " + std::to_string(n)));
+  const int32_t each = fill(smalls, 0);
+  ASSERT_GT(each, 32);
+  for (int n = 0; n < 6; n += 2) {
+    ASSERT_OK(stand.engine().CloseSequence("small " + std::to_string(n)));
+  }
+  Worker* const other = &open(large, "large");
+
+  const int32_t in = fill({&other, 1}, 0);
+
+  EXPECT_GE(in, 32);  // The host's part that became free.
+  EXPECT_FALSE(stand.engine().GetStats().tiers[2].degraded);
+  EXPECT_EQ(fill({&other, 1}, in), in);
+  Worker* const last = &open(small, "last");
+  EXPECT_GT(fill({&last, 1}, 0), each);  // Its size kept its place.
+  stand.engine().CheckInvariants();
+}
 
 TEST(FullHostTest, SequenceThatWouldKeepMoreThanTheHostHoldsIsNotOpened) {
   const Tokens tokens{.geometry = test::SmallGeometry()};
@@ -123,7 +172,8 @@ TEST(FullHostTest, RoomThatBlocksArePromisedIsTakenByNoSequenceThatOpens) {
     refusal = other.Open().status();
   }
 
-  EXPECT_THAT(refusal, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("are promised")));
+  EXPECT_THAT(refusal, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("blocks of open sequences need")));
   EXPECT_EQ(ReasonOf(refusal), "LOWER_TIERS_FULL");
   stand.engine().CloseIdle();  // Kicks the carriers.
   carriers.RunAll();

@@ -260,14 +260,19 @@ TEST(MoverTest, FailingTierBelowIsDegradedUntilItTakesABlock) {
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost));  // The oldest is still first.
 }
 
-TEST(MoverTest, FullTierBelowIsDegradedToo) {
+TEST(MoverTest, FullMediumIsAFaultButABudgetUsedUpIsNone) {
   CacheStand stand({.host_blocks = 1, .below_blocks = 1});
   const SequenceRef sequence = stand.Open("a");
-  stand.Append("a", 0, 3 * kPage);
+  stand.Append("a", 0, 2 * kPage);
+  stand.below().Set({.full = 1});
+  stand.Carry();
+  EXPECT_EQ(stand.mover().Degraded(), "faulty tier: full");
+  stand.below().Set({});
+  stand.Append("a", 2 * kPage, kPage);
 
   stand.Carry();
 
-  EXPECT_THAT(stand.mover().Degraded(), HasSubstr("free"));
+  EXPECT_EQ(stand.mover().Degraded(), "");
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost, TierName::kDevice));
   EXPECT_TRUE(stand.cache().HasUnsealed());
 }
@@ -527,29 +532,30 @@ TEST(MoverTest, CapacityOfTheHostLeavesOneRecordsRoom) {
   CacheStand stand({.host_blocks = 10});
   const uint64_t record = stand.record_bytes();
 
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), 9 * record);
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(1), 8 * record);
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(8 * stand.host_cost()), record);
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(9 * stand.host_cost()), 0U);
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(stand.host_budget().limit_bytes()), 0U);
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(uint64_t{1} << 40), 0U);
+  const LowerRoom room = stand.mover().RoomOf(record);
+
+  EXPECT_EQ(room.RecordsLeft(record, {}, 0), 9);
+  EXPECT_EQ(room.RecordsLeft(record, {}, 1), 8);
+  EXPECT_EQ(room.RecordsLeft(record, {}, 8 * stand.host_cost()), 1);
+  EXPECT_EQ(room.RecordsLeft(record, {}, 9 * stand.host_cost()), 0);
 }
 
 TEST(MoverTest, CapacityBelowAddsUnlessTheTierIsDegraded) {
   CacheStand stand({.host_blocks = 2, .below_blocks = 5});
   const uint64_t record = stand.record_bytes();
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), (1 + 5) * record);
+  const auto records = [&] { return stand.mover().RoomOf(record).RecordsLeft(record, {}, 0); };
+  EXPECT_EQ(records(), 1 + 5);
   stand.Open("a");
   stand.Append("a", 0, 2 * kPage);
   stand.Carry();
   ASSERT_EQ(stand.below().Usage().blocks, 1U);
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), (1 + 5) * record);
+  EXPECT_EQ(records(), 1 + 5);
 
   stand.below().Set({.refuse = 1});
   stand.Append("a", 2 * kPage, 2 * kPage);
   stand.Carry();
 
-  EXPECT_EQ(stand.mover().RoomOf(record).Bytes(0), (1 + 1) * record);  // What lies there stays.
+  EXPECT_EQ(records(), 1 + 1);  // What lies there stays.
 }
 
 }  // namespace

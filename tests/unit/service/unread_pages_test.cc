@@ -58,7 +58,9 @@ class PassingTier : public storage::Tier {
   storage::BlockPin Pin(const storage::BlockKey& key) override { return tier_.Pin(key); }
   absl::Status Erase(std::span<const storage::BlockKey> keys) override { return tier_.Erase(keys); }
   storage::TierUsage Usage() const override { return tier_.Usage(); }
-  uint64_t CostBytes(uint64_t record_bytes) const override { return tier_.CostBytes(record_bytes); }
+  storage::TierRoom Room(std::span<const uint64_t> record_bytes) const override {
+    return tier_.Room(record_bytes);
+  }
 
  private:
   storage::Tier& tier_;

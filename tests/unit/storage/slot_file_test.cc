@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -35,7 +36,8 @@ using testing::HasSubstr;
 
 constexpr uint64_t kSlotBytes = 16384;
 constexpr uint64_t kSegmentBytes = 4 * kSlotBytes;
-constexpr uint64_t kBudgetBytes = 64 * kSegmentBytes;
+const uint64_t kChargeBytes = 4 * (kSlotBytes + SlotFiles::EntryBytes(kSlotBytes));
+const uint64_t kBudgetBytes = 64 * kChargeBytes;
 
 class SlotFilesTest : public testing::Test {
  protected:
@@ -67,11 +69,11 @@ TEST_F(SlotFilesTest, SegmentIsMadeOnNeedAndDeletedWhenEmpty) {
   std::vector<SlotPlace> places;
   for (int i = 0; i < 5; ++i) places.push_back(Take());
   EXPECT_EQ(Files(), 2u);
-  EXPECT_EQ(budget_.used_bytes(), 2 * kSegmentBytes);
+  EXPECT_EQ(budget_.used_bytes(), 2 * kChargeBytes);
 
   for (int i = 0; i < 4; ++i) slots_->Free(places[static_cast<size_t>(i)]);
   EXPECT_EQ(Files(), 1u);
-  EXPECT_EQ(budget_.used_bytes(), kSegmentBytes);
+  EXPECT_EQ(budget_.used_bytes(), kChargeBytes);
 
   slots_->Free(places[4]);
   EXPECT_EQ(Files(), 0u);
@@ -102,11 +104,12 @@ TEST_F(SlotFilesTest, EachSizeHasItsOwnSegments) {
 }
 
 TEST_F(SlotFilesTest, BudgetRefusesTheSegmentThatPassesIt) {
-  for (uint64_t i = 0; i < kBudgetBytes / kSlotBytes; ++i) Take();
+  for (uint64_t i = 0; i < 64 * 4; ++i) Take();
 
   EXPECT_THAT(slots_->Allocate(kSlotBytes),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("over budget"), HasSubstr("0 B of 4194304 B free"))));
+                       AllOf(HasSubstr("over budget"),
+                             HasSubstr(absl::StrCat(" 0 B of ", kBudgetBytes, " B free")))));
   EXPECT_EQ(budget_.used_bytes(), kBudgetBytes);
 }
 
