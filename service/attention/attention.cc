@@ -399,6 +399,7 @@ absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t quer
                                 .device = work.device,
                                 .clock = clock_,
                                 .deadline = work.read_until,
+                                .output_dtype = work.item.output_dtype,
                                 .reads_exactly = work.reads_exactly});
   EBBTIDE_RETURN_IF_ERROR(result.status);
   work.spent += result.spent;
@@ -430,17 +431,14 @@ void Attention::WriteTile(Work& work, std::span<const LaneAnswer> lanes, int32_t
       const size_t at =
           m * heads + static_cast<size_t>(l) * group + row / static_cast<size_t>(queries);
       const RowBound bound = lane.Bound(static_cast<int>(row));
-      double rounding = 0;
       std::byte* out = work.answer.output.data() + at * head_dim * element;
       for (int d = 0; d < work.geometry.head_dim; ++d) {
-        const float x = lane.output(static_cast<int>(row))[static_cast<size_t>(d)];
-        gpu::StoreElement(work.item.output_dtype, out, d, x);
-        const double off = static_cast<double>(gpu::ElementAt(work.item.output_dtype, out, d)) - x;
-        rounding += off * off;
+        gpu::StoreElement(work.item.output_dtype, out, d,
+                          lane.output(static_cast<int>(row))[static_cast<size_t>(d)]);
       }
+      const double rounding = lane.RoundingError(static_cast<int>(row), work.item.output_dtype);
       work.answer.lse[at] = lane.lse()[row];
-      certificate.error_bound[at] =
-          static_cast<float>((bound.error + std::sqrt(rounding)) * (1 + 1e-6));
+      certificate.error_bound[at] = static_cast<float>((bound.error + rounding) * (1 + 1e-6));
       certificate.mass_bound[at] = bound.mass;
     }
   });

@@ -504,6 +504,17 @@ void LaneAnswer::DrawBounds() {
   }
 }
 
+double LaneAnswer::RoundingError(int row, gpu::Dtype dtype) const {
+  double squares = 0;
+  for (const float x : output(row)) {
+    std::array<std::byte, sizeof(float)> sent;
+    gpu::StoreElement(dtype, sent.data(), 0, x);
+    const double off = static_cast<double>(gpu::ElementAt(dtype, sent.data(), 0)) - x;
+    squares += off * off;
+  }
+  return std::sqrt(squares);
+}
+
 RowBound LaneAnswer::BoundOf(int row, const Rounding& rounding) const {
   const auto r = static_cast<size_t>(row);
   std::vector<FormPart> forms;

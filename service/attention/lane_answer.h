@@ -90,6 +90,8 @@ class LaneAnswer {
   std::span<const float> output(int row) const {
     return output().subspan(static_cast<size_t>(row) * head_dim(), head_dim());
   }
+  // The norm of what the row's output loses where it is sent in `dtype`; infinite beyond its range.
+  double RoundingError(int row, gpu::Dtype dtype) const;
 
   // What the composed answer of `row` may be off by: proven, once that was drawn for all rows.
   void DrawBounds();

@@ -169,6 +169,7 @@ class Climb {
   std::vector<Choice> ChooseFor(int m, double target, bool by_experience) const {
     double error_squares = 0;
     double output_squares = 0;
+    double rounding_squares = 0;
     std::vector<std::vector<double>> errors(lanes_.size());
     for (size_t l = 0; l < lanes_.size(); ++l) {
       const LaneAnswer& lane = lanes_[l];
@@ -177,9 +178,13 @@ class Climb {
         errors[l].push_back(error);
         error_squares += error * error;
         for (const float x : lane.output(row)) output_squares += static_cast<double>(x) * x;
+        const double rounding = lane.RoundingError(row, tools_.output_dtype);
+        rounding_squares += rounding * rounding;
       }
     }
-    const double limit = target * std::sqrt(output_squares);
+    // What rounding the output takes of the target, no reading gives back.
+    const double limit =
+        std::max(target * std::sqrt(output_squares) - std::sqrt(rounding_squares), 0.0);
     const double error = std::sqrt(error_squares);
     if (error <= limit) return {};
     const std::vector<Doubt> doubts = DoubtsOf(m, errors, error);

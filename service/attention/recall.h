@@ -33,7 +33,8 @@ struct RecallTools {
   const gpu::Device& device;
   Clock& clock;
   absl::Duration deadline;
-  bool reads_exactly = false;  // At once, though the mode would climb.
+  gpu::Dtype output_dtype = gpu::Dtype::kF32;  // That outputs will be rounded to.
+  bool reads_exactly = false;                  // At once, though the mode would climb.
 };
 
 struct RecallResult {
