@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -20,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 
 namespace ebbtide::cli {
@@ -122,6 +124,10 @@ bool DaemonProcess::IsRunning() {
   return !EndsWithin(absl::ZeroDuration());
 }
 
+void DaemonProcess::Kill() {
+  syscall(SYS_pidfd_send_signal, pid_fd_, SIGKILL, nullptr, 0);
+}
+
 absl::Status DaemonProcess::Stop(absl::Duration timeout) {
   if (!has_ended_) kill(pid_, SIGTERM);
   if (!EndsWithin(timeout)) {
@@ -141,10 +147,17 @@ absl::Status DaemonProcess::Stop(absl::Duration timeout) {
 bool DaemonProcess::EndsWithin(absl::Duration timeout) {
   if (has_ended_) return true;
   pollfd ended = {.fd = pid_fd_, .events = POLLIN, .revents = 0};
-  const int timeout_ms = timeout == absl::InfiniteDuration()
-                             ? -1
-                             : static_cast<int>(absl::ToInt64Milliseconds(timeout));
-  if (poll(&ended, 1, timeout_ms) <= 0) return false;
+  const absl::Duration deadline = SteadyClock().SinceStart() + timeout;
+  while (true) {  // A signal ends poll early.
+    const absl::Duration left = deadline - SteadyClock().SinceStart();
+    const int timeout_ms =
+        timeout == absl::InfiniteDuration()
+            ? -1
+            : static_cast<int>(absl::ToInt64Milliseconds(std::max(left, absl::ZeroDuration())));
+    const int ready = poll(&ended, 1, timeout_ms);
+    if (ready > 0) break;
+    if (ready == 0 || errno != EINTR) return false;
+  }
   int wait_status = 0;
   if (waitpid(pid_, &wait_status, 0) == pid_) exit_code_ = ExitCode(wait_status);
   has_ended_ = true;

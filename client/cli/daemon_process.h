@@ -47,6 +47,9 @@ class DaemonProcess {
   // Waits for it to end; whether it did.
   bool EndsWithin(absl::Duration timeout);
 
+  // Ends it at once (SIGKILL), without waiting. From any thread.
+  void Kill();
+
   // Asks it to end (SIGTERM) and waits.
   //   kDeadlineExceeded  it did not, and was killed
   //   kInternal          it ended with another exit code than 0

@@ -4,12 +4,11 @@
 
 #include "client/cli/demo.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <stop_token>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -20,6 +19,7 @@
 #include "base/status_macros.h"
 #include "client/cli/daemon_process.h"
 #include "client/cli/interrupt.h"
+#include "client/cli/own_folder.h"
 #include "client/cli/replay.h"
 #include "client/cli/table.h"
 #include "client/cli/units.h"
@@ -41,34 +41,6 @@ constexpr std::array<std::pair<const char*, const char*>, 5> kRuns = {
      {"snapkv+caote", "bounded(0.02)"},
      {"snapkv+caote", "estimated(0.02)"},
      {"snapkv+caote", "exact"}}};
-
-// A folder of its own, gone with it.
-class DemoFolder {
- public:
-  static absl::StatusOr<DemoFolder> Make() {
-    std::error_code error;
-    std::string path =
-        (std::filesystem::temp_directory_path(error) / "ebbtide-demo-XXXXXX").string();
-    if (error || mkdtemp(path.data()) == nullptr) {
-      return absl::UnavailableError(absl::StrFormat(
-          "demo: no folder of its own can be made as %s; set TMPDIR to one that takes files",
-          path));
-    }
-    return DemoFolder(path);
-  }
-  DemoFolder(DemoFolder&& other) noexcept : path_(std::exchange(other.path_, "")) {}
-  DemoFolder& operator=(DemoFolder&&) = delete;
-  ~DemoFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-
-  const std::string& path() const { return path_; }
-
- private:
-  explicit DemoFolder(std::string path) : path_(std::move(path)) {}
-  std::string path_;
-};
 
 // The last lines of the daemon's log, for when it fails.
 std::string LogTail(const DemoPlan& plan) {
@@ -95,12 +67,14 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> StartDaemon(const DemoPlan& plan)
 }
 
 // Asks until the daemon answers, has ended, or takes too long.
-absl::StatusOr<client::Client> ConnectTo(DaemonProcess& daemon, const DemoPlan& plan) {
+absl::StatusOr<client::Client> ConnectTo(DaemonProcess& daemon, const DemoPlan& plan,
+                                         const std::stop_token& stop) {
   const absl::Duration deadline = SteadyClock().SinceStart() + kStartTimeout;
-  const client::ClientOptions once = {.connect_timeout = absl::Seconds(1), .attempts_max = 1};
+  const client::ClientOptions once = {
+      .connect_timeout = absl::Seconds(1), .attempts_max = 1, .stop = stop};
   while (true) {
     if (client::Client::Connect(plan.socket(), once).ok()) {
-      return client::Client::Connect(plan.socket());
+      return client::Client::Connect(plan.socket(), {.stop = stop});
     }
     EBBTIDE_RETURN_IF_ERROR(CheckInterrupted());
     if (daemon.EndsWithin(absl::Milliseconds(50))) {
@@ -161,16 +135,19 @@ struct Totals {
   uint64_t violations = 0;
 };
 
-absl::StatusOr<ReplayReport> PlayDemo(const client::Client& client, const Trace& trace,
-                                      const DemoArgs& args, const std::string& path) {
-  EBBTIDE_ASSIGN_OR_RETURN(const client::Budget budget, ParseBudget(args.budget, trace.tokens));
+std::vector<RunSpec> Specs(const client::Budget& budget) {
   std::vector<RunSpec> specs;
   specs.reserve(kRuns.size());
   for (const auto& [policy, recall] : kRuns) {
     specs.push_back({.policy = policy, .recall = recall, .budget = budget, .target = kTarget});
   }
-  ReplayReport report = DescribeReplay(trace, path);
-  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace));
+  return specs;
+}
+
+absl::StatusOr<ReplayReport> PlayDemo(const client::Client& client, const Trace& trace,
+                                      const std::vector<RunSpec>& specs, ReplayReport report,
+                                      const std::stop_token& stop) {
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace, stop));
   EBBTIDE_ASSIGN_OR_RETURN(report.runs,
                            PlayRuns(client, {.trace = trace, .truths = truths}, specs));
   return report;
@@ -249,22 +226,26 @@ std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
 }
 
 absl::StatusOr<bool> RunDemo(const Common& common, const DemoArgs& args) {
-  CatchInterrupts();
   std::string path = args.trace;
   if (path.empty()) {
     EBBTIDE_ASSIGN_OR_RETURN(path, FindDemoTrace());
   }
   EBBTIDE_ASSIGN_OR_RETURN(Trace trace, ReadTrace(path, {}));
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Budget budget, ParseBudget(args.budget, trace.tokens));
   if (trace.tokens > kStepsMax) {
     trace.prompt_length = std::max(trace.prompt_length, trace.tokens - kStepsMax);
   }
-  EBBTIDE_ASSIGN_OR_RETURN(const DemoFolder folder, DemoFolder::Make());
+  const std::stop_token stop = CatchInterrupts();
+  EBBTIDE_ASSIGN_OR_RETURN(const OwnFolder folder, OwnFolder::Make("ebbtide-demo"));
   const DemoPlan plan = PlanDemo(trace, folder.path());
   EBBTIDE_ASSIGN_OR_RETURN(const std::unique_ptr<DaemonProcess> daemon, StartDaemon(plan));
-  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, ConnectTo(*daemon, plan));
+  // Nobody else asks it anything: once a stop is asked for, it has nothing to end in order.
+  const std::stop_callback end_daemon(stop, [&] { daemon->Kill(); });
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, ConnectTo(*daemon, plan, stop));
   EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
   if (common.output == Output::kTable) Print(Introduction(trace, plan, info));
-  absl::StatusOr<ReplayReport> report = PlayDemo(client, trace, args, path);
+  absl::StatusOr<ReplayReport> report =
+      PlayDemo(client, trace, Specs(budget), DescribeReplay(trace, path), stop);
   if (!report.ok() && !daemon->IsRunning()) {
     return absl::UnavailableError(absl::StrFormat(
         "demo: the daemon ended (%s); %s", std::string(report.status().message()), LogTail(plan)));

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ctrl-C as an answer instead of an end: what runs long asks now and then, and leaves in order.
+// Ctrl-C as an answer instead of an end: what runs long is told to stop, and leaves in order.
 
 #pragma once
+
+#include <stop_token>
 
 #include "absl/status/status.h"
 
 namespace ebbtide::cli {
 
-// From now on SIGINT, SIGTERM and SIGHUP are noted; a second one ends the program as usual. So is
-// that nobody reads standard output any more.
-void CatchInterrupts();
+// From now on the first SIGINT, SIGTERM or SIGHUP asks for a stop, and so does that nobody reads
+// standard output any more; a second signal ends the program as usual.
+std::stop_token CatchInterrupts();
 
 // kCancelled once one came.
 absl::Status CheckInterrupted();

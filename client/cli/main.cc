@@ -18,6 +18,7 @@
 #include "absl/strings/str_join.h"
 
 #include "client/cli/demo.h"
+#include "client/cli/interrupt.h"
 #include "client/cli/replay.h"
 #include "client/cli/verbs.h"
 
@@ -131,6 +132,10 @@ int Exit(const absl::StatusOr<bool>& well) {
     return kExitNotWell;
   }
   if (well.ok()) return *well ? 0 : kExitNotWell;
+  if (const absl::Status interrupted = CheckInterrupted(); !interrupted.ok()) {
+    absl::FPrintF(stderr, "ebbctl: %s\n", std::string(interrupted.message()));
+    return kExitNotWell;
+  }
   const std::string reason = client::ErrorReason(well.status());
   absl::FPrintF(stderr, "ebbctl: %s%s\n", std::string(well.status().message()),
                 reason.empty() ? "" : absl::StrFormat(" [%s]", reason));

@@ -60,6 +60,11 @@ class Run {
     EBBTIDE_ASSIGN_OR_RETURN(const client::Sequence sequence, Open());
     absl::Status played = PlayIn(sequence);
     const absl::Status closed = sequence.Close();
+    if (!played.ok() && !closed.ok() && !absl::IsNotFound(closed) &&
+        client::ErrorReason(closed) != "UNREACHABLE") {
+      absl::FPrintF(stderr, "sequence \"%s\" is left to its idle time-out: %s\n", sequence.name(),
+                    std::string(closed.message()));
+    }
     EBBTIDE_RETURN_IF_ERROR(played);
     EBBTIDE_RETURN_IF_ERROR(closed);
     Conclude();

@@ -52,11 +52,11 @@ absl::StatusOr<std::vector<std::string>> Choices(const std::string& option,
 }
 
 absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const ReplayArgs& args,
-                                       const std::string& path) {
+                                       const std::string& path, const std::stop_token& stop) {
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> layers, ParseLayers(args.layers));
-  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, layers));
+  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, layers, stop));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
-  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace, stop));
   ReplayReport report = DescribeReplay(trace, path);
   EBBTIDE_ASSIGN_OR_RETURN(report.runs,
                            PlayRuns(client, {.trace = trace, .truths = truths}, specs));
@@ -133,16 +133,17 @@ ReplayReport DescribeReplay(const Trace& trace, const std::string& path) {
   return report;
 }
 
-absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace) {
+absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace,
+                                                      const std::stop_token& stop) {
   const uint64_t per_layer = trace.tokens * trace.kv_heads;
   Progress progress = StderrProgress("exact attention in float64", per_layer * trace.layers.size());
   ParallelFor parallel(std::min(kTruthThreads, AvailableCpus()));
   std::vector<LayerTruth> truths;
   for (const TraceLayer& layer : trace.layers) {
-    EBBTIDE_RETURN_IF_ERROR(CheckInterrupted());
     const uint64_t before = truths.size() * per_layer;
-    truths.push_back(ComputeTruth(trace, layer, parallel,
-                                  [&](uint64_t done) { progress.Update(before + done); }));
+    const auto advance = [&](uint64_t done) { progress.Update(before + done); };
+    EBBTIDE_ASSIGN_OR_RETURN(LayerTruth truth, ComputeTruth(trace, layer, parallel, advance, stop));
+    truths.push_back(std::move(truth));
   }
   return truths;
 }
@@ -167,12 +168,13 @@ absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client,
 }
 
 absl::StatusOr<bool> RunReplay(const Common& common, const ReplayArgs& args) {
-  CatchInterrupts();
-  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, client::Client::Connect(common.socket));
+  const std::stop_token stop = CatchInterrupts();
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client,
+                           client::Client::Connect(common.socket, {.stop = stop}));
   Json json = Json::array();
   bool is_sound = true;
   for (const std::string& path : args.traces) {
-    EBBTIDE_ASSIGN_OR_RETURN(const ReplayReport report, ReplayOne(client, args, path));
+    EBBTIDE_ASSIGN_OR_RETURN(const ReplayReport report, ReplayOne(client, args, path, stop));
     is_sound = is_sound && report.is_sound();
     if (common.output == Output::kTable) {
       Print((json.empty() ? "" : "\n") + RenderReport(report));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,9 @@ absl::StatusOr<client::Budget> ParseBudget(const std::string& text, uint64_t tok
 absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t trace_tokens);
 
 // The truth of every layer of `trace`, on two threads at most.
-absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace);
+//   kCancelled  a stop was asked for
+absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace,
+                                                      const std::stop_token& stop);
 
 // A report on `trace` that has no runs yet.
 ReplayReport DescribeReplay(const Trace& trace, const std::string& path);

@@ -32,6 +32,7 @@ using client::Dtype;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kHeaderBytesMax = 16 << 20;
+constexpr uint64_t kPartBytes = 4 << 20;  // Read and checked at once; takes some 10 ms.
 constexpr uint64_t kTokensMax = 1 << 24;
 constexpr uint32_t kHeadsMax = 16384;  // The daemon's 1024 kv heads, 16 query heads on each.
 constexpr uint32_t kHeadDimMax = 256;  // As the daemon's.
@@ -202,13 +203,31 @@ float HalfToFloat(uint16_t half) {
   return std::bit_cast<float>(sign | (widened << 23) | (fraction << 13));
 }
 
-absl::Status CheckFinite(const std::string& name, const TraceTensor& tensor) {
-  const std::vector<float> values = tensor.ToFloats();
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!std::isfinite(values[i])) {
-      const size_t row = size_t{tensor.heads} * tensor.head_dim;
-      return NotATrace("%s holds %g at token %u, head %u, channel %u", name, values[i], i / row,
-                       i % row / tensor.head_dim, i % tensor.head_dim);
+void Widen(Dtype dtype, std::span<const std::byte> bytes, std::span<float> floats) {
+  if (dtype == Dtype::kF32) {
+    std::memcpy(floats.data(), bytes.data(), bytes.size());
+    return;
+  }
+  for (size_t i = 0; i < floats.size(); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
+    floats[i] = dtype == Dtype::kF16
+                    ? HalfToFloat(bits)
+                    : std::bit_cast<float>(uint32_t{bits} << 16);  // Its upper half.
+  }
+}
+
+absl::Status CheckFinite(const std::string& name, const TraceTensor& tensor, uint64_t first,
+                         uint64_t count) {
+  std::vector<float> row(tensor.head_dim);
+  for (uint64_t token = first; token < first + count; ++token) {
+    for (uint32_t head = 0; head < tensor.heads; ++head) {
+      tensor.RowToFloats(token, head, row);
+      const auto found =
+          std::ranges::find_if(row, [](float value) { return !std::isfinite(value); });
+      if (found == row.end()) continue;
+      return NotATrace("%s holds %g at token %u, head %u, channel %u", name, *found, token, head,
+                       found - row.begin());
     }
   }
   return absl::OkStatus();
@@ -230,8 +249,15 @@ absl::StatusOr<TraceTensor> ReadTensor(const Header& header, const std::string& 
   EBBTIDE_ASSIGN_OR_RETURN(const uint64_t begin,
                            ParsePlace(name, *entry, bytes, header.data_bytes));
   tensor.bytes.resize(bytes);
-  EBBTIDE_RETURN_IF_ERROR(read(header.data_begin + begin, tensor.bytes));
-  EBBTIDE_RETURN_IF_ERROR(CheckFinite(name, tensor));
+  const uint64_t part = std::max<uint64_t>(1, kPartBytes / tensor.token_bytes());
+  for (uint64_t first = 0; first < tokens; first += part) {
+    const uint64_t count = std::min(part, tokens - first);
+    const uint64_t at = first * tensor.token_bytes();
+    EBBTIDE_RETURN_IF_ERROR(
+        read(header.data_begin + begin + at,
+             std::span(tensor.bytes).subspan(at, count * tensor.token_bytes())));
+    EBBTIDE_RETURN_IF_ERROR(CheckFinite(name, tensor, first, count));
+  }
   return tensor;
 }
 
@@ -317,19 +343,13 @@ std::span<const std::byte> TraceTensor::Row(uint64_t token, uint32_t head) const
   return std::span(bytes).subspan(token * token_bytes() + head * row_bytes, row_bytes);
 }
 
+void TraceTensor::RowToFloats(uint64_t token, uint32_t head, std::span<float> floats) const {
+  Widen(dtype, Row(token, head), floats);
+}
+
 std::vector<float> TraceTensor::ToFloats() const {
   std::vector<float> values(bytes.size() / client::DtypeBytes(dtype));
-  if (dtype == Dtype::kF32) {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
-    values[i] = dtype == Dtype::kF16
-                    ? HalfToFloat(bits)
-                    : std::bit_cast<float>(uint32_t{bits} << 16);  // Its upper half.
-  }
+  Widen(dtype, bytes, values);
   return values;
 }
 
@@ -355,7 +375,8 @@ absl::StatusOr<Trace> ParseTrace(std::span<const std::byte> file,
   return ReadFrom(file.size(), read, layers);
 }
 
-absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_t> layers) {
+absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_t> layers,
+                                const std::stop_token& stop) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const std::streamoff size = file.tellg();
   if (!file.is_open() || size < 0) {
@@ -364,6 +385,7 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_
                         file.is_open() ? "not a file" : std::generic_category().message(errno)));
   }
   const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) -> absl::Status {
+    if (stop.stop_requested()) return absl::CancelledError("reading was stopped");
     file.seekg(static_cast<std::streamoff>(offset));
     file.read(reinterpret_cast<char*>(into.data()), static_cast<std::streamsize>(into.size()));
     if (file.good()) return absl::OkStatus();

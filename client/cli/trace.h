@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,9 @@ struct TraceTensor {
   // One token's one head, exactly as stored.
   std::span<const std::byte> Row(uint64_t token, uint32_t head) const;
 
-  // All elements; f16 and bf16 widen without loss.
-  std::vector<float> ToFloats() const;
+  // Of one token's one head; f16 and bf16 widen without loss.
+  void RowToFloats(uint64_t token, uint32_t head, std::span<float> floats) const;
+  std::vector<float> ToFloats() const;  // All of them.
 };
 
 struct TraceLayer {
@@ -65,7 +67,9 @@ struct Trace {
 // Reads `path`; only the layers named, in that order, or all where none is.
 //   kNotFound         no such file
 //   kInvalidArgument  not a trace, a dtype the daemon doesn't keep, a layer that is not recorded
-absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_t> layers);
+//   kCancelled        a stop was asked for
+absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_t> layers,
+                                const std::stop_token& stop = {});
 
 // The same from memory.
 absl::StatusOr<Trace> ParseTrace(std::span<const std::byte> file, std::span<const uint32_t> layers);

@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kKeyBlock = 128;
 constexpr uint64_t kTileTokens = 16;
+constexpr size_t kLookTokens = 256;  // While a lane is made, a look at the stop after each so many.
 
 // One kv head's keys, transposed per block of kKeyBlock ([block][d][kKeyBlock], zero-padded), and
 // values [tokens][d].
@@ -36,22 +37,25 @@ struct Row {
   std::vector<double> output;  // Not yet divided by sum.
 };
 
-Lane MakeLane(const Trace& trace, std::span<const float> k, std::span<const float> v,
-              uint32_t kv_head) {
+Lane MakeLane(const Trace& trace, const TraceLayer& layer, uint32_t kv_head,
+              const std::stop_token& stop) {
   const size_t dim = trace.head_dim;
   const size_t blocks = (trace.tokens + kKeyBlock - 1) / kKeyBlock;
   Lane lane{.keys = std::vector<double>(blocks * dim * kKeyBlock),
             .values = std::vector<double>(trace.tokens * dim),
             .key_norm_max = std::vector<double>(trace.tokens)};
   double norm_max = 0;
+  std::vector<float> k(dim), v(dim);
   for (size_t t = 0; t < trace.tokens; ++t) {
-    const size_t row = (t * trace.kv_heads + kv_head) * dim;
+    if (t % kLookTokens == 0 && stop.stop_requested()) return lane;
+    layer.k.RowToFloats(t, kv_head, k);
+    layer.v.RowToFloats(t, kv_head, v);
     double* block = lane.keys.data() + t / kKeyBlock * dim * kKeyBlock;
     double norm2 = 0;
     for (size_t d = 0; d < dim; ++d) {
-      const double key = k[row + d];
+      const double key = k[d];
       block[d * kKeyBlock + t % kKeyBlock] = key;
-      lane.values[t * dim + d] = v[row + d];
+      lane.values[t * dim + d] = v[d];
       norm2 += key * key;
     }
     norm_max = std::max(norm_max, std::sqrt(norm2));
@@ -106,13 +110,14 @@ void Finish(const Row& row, const Lane& lane, LayerTruth& truth) {
 }
 
 // Rows of tokens [begin, end) and of the query heads that read `kv_head`.
-std::vector<Row> MakeRows(const Trace& trace, std::span<const float> q, uint32_t kv_head,
+std::vector<Row> MakeRows(const Trace& trace, const TraceLayer& layer, uint32_t kv_head,
                           uint64_t begin, uint64_t end) {
   std::vector<Row> rows;
+  std::vector<float> query(trace.head_dim);
   for (uint64_t token = begin; token < end; ++token) {
     for (uint32_t g = 0; g < trace.group(); ++g) {
       Row row{.token = token, .head = kv_head * trace.group() + g, .query = {}, .output = {}};
-      const float* query = q.data() + (token * trace.query_heads + row.head) * trace.head_dim;
+      layer.q.RowToFloats(token, row.head, query);
       for (size_t d = 0; d < trace.head_dim; ++d) {
         row.query.push_back(double{trace.scale} * double{query[d]});
       }
@@ -123,11 +128,13 @@ std::vector<Row> MakeRows(const Trace& trace, std::span<const float> q, uint32_t
   return rows;
 }
 
-void AttendTile(const Trace& trace, const Lane& lane, std::vector<Row>& rows, LayerTruth& truth) {
-  const size_t dim = trace.head_dim;
+void AttendTile(const Lane& lane, std::vector<Row>& rows, LayerTruth& truth,
+                const std::stop_token& stop) {
+  const size_t dim = truth.head_dim;
   const uint64_t last = rows.back().token;
   std::array<double, kKeyBlock> logits = {};
   for (uint64_t begin = 0; begin <= last; begin += kKeyBlock) {
+    if (stop.stop_requested()) return;
     const double* block = lane.keys.data() + begin * dim;
     for (Row& row : rows) {
       if (row.token < begin) continue;
@@ -141,31 +148,33 @@ void AttendTile(const Trace& trace, const Lane& lane, std::vector<Row>& rows, La
 
 }  // namespace
 
-LayerTruth ComputeTruth(const Trace& trace, const TraceLayer& layer, ParallelFor& parallel,
-                        const std::function<void(uint64_t)>& progress) {
+absl::StatusOr<LayerTruth> ComputeTruth(const Trace& trace, const TraceLayer& layer,
+                                        ParallelFor& parallel,
+                                        const std::function<void(uint64_t)>& progress,
+                                        const std::stop_token& stop) {
   const size_t rows_total = trace.tokens * trace.query_heads;
   LayerTruth truth{.query_heads = trace.query_heads,
                    .head_dim = trace.head_dim,
                    .output = std::vector<double>(rows_total * trace.head_dim),
                    .lse = std::vector<double>(rows_total),
                    .logit_slack = std::vector<double>(rows_total)};
-  const std::vector<float> q = layer.q.ToFloats();
-  const std::vector<float> k = layer.k.ToFloats();
-  const std::vector<float> v = layer.v.ToFloats();
   const auto tiles = static_cast<int>((trace.tokens + kTileTokens - 1) / kTileTokens);
   absl::Mutex mu;
   uint64_t done = 0;
   for (uint32_t kv_head = 0; kv_head < trace.kv_heads; ++kv_head) {
-    const Lane lane = MakeLane(trace, k, v, kv_head);
+    const Lane lane = MakeLane(trace, layer, kv_head, stop);
     parallel.Run(tiles, [&](int tile) {
       const uint64_t begin = static_cast<uint64_t>(tile) * kTileTokens;
       const uint64_t end = std::min(begin + kTileTokens, trace.tokens);
-      std::vector<Row> rows = MakeRows(trace, q, kv_head, begin, end);
-      AttendTile(trace, lane, rows, truth);
+      if (stop.stop_requested()) return;
+      std::vector<Row> rows = MakeRows(trace, layer, kv_head, begin, end);
+      AttendTile(lane, rows, truth, stop);
+      if (stop.stop_requested()) return;
       const absl::MutexLock lock(&mu);
       done += end - begin;
       progress(done);
     });
+    if (stop.stop_requested()) return absl::CancelledError("exact attention was stopped");
   }
   return truth;
 }

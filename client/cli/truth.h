@@ -8,7 +8,10 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <stop_token>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 #include "base/executor.h"
 #include "client/cli/trace.h"
@@ -30,11 +33,14 @@ struct LayerTruth {
 };
 
 // Token t attends to 0 … t. Reports the tokens done, summed over kv heads, by `progress`, from one
-// thread at a time.
+// thread at a time. Looks at `stop` after every few milliseconds of work.
 //
 //   Math   o[t,h] = sum_j softmax_j(scale * q[t,h] . k[j, h/g]) v[j, h/g], j <= t
 //   Cost   tokens^2 * query_heads * head_dim multiplications and additions
-LayerTruth ComputeTruth(const Trace& trace, const TraceLayer& layer, ParallelFor& parallel,
-                        const std::function<void(uint64_t)>& progress);
+//   Errors kCancelled  a stop was asked for
+absl::StatusOr<LayerTruth> ComputeTruth(const Trace& trace, const TraceLayer& layer,
+                                        ParallelFor& parallel,
+                                        const std::function<void(uint64_t)>& progress,
+                                        const std::stop_token& stop = {});
 
 }  // namespace ebbtide::cli

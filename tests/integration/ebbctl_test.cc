@@ -4,7 +4,10 @@
 // what is printed, and what is left behind.
 
 #include <nlohmann/json.hpp>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -72,6 +75,33 @@ class EbbctlTest : public testing::Test {
     return *std::move(daemon);
   }
 
+  // One lane of 2^20 tokens of one channel.
+  void WriteLongTrace() const {
+    constexpr uint64_t kTokens = 1 << 20;
+    json header = {{"__metadata__",
+                    {{"format", "ebbtide.trace.v1"},
+                     {"model", "long"},
+                     {"text", "none"},
+                     {"layers", "[0]"},
+                     {"query_heads", "1"},
+                     {"kv_heads", "1"},
+                     {"head_dim", "1"},
+                     {"prompt_length", "1"},
+                     {"scale", "1"}}}};
+    uint64_t begin = 0;
+    for (const char* tensor : {"layer0.q", "layer0.k", "layer0.v"}) {
+      header[tensor] = {{"dtype", "F16"},
+                        {"shape", {kTokens, 1, 1}},
+                        {"data_offsets", {begin, begin + 2 * kTokens}}};
+      begin += 2 * kTokens;
+    }
+    const std::string text = header.dump();
+    const uint64_t length = text.size();
+    std::ofstream file(long_trace_, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), sizeof(length));
+    file << text << std::string(begin, '\0');
+  }
+
   json Replay(const std::string& arguments) {
     EXPECT_THAT(RunToEnd(Ebbctl("replay " + std::string(kTrace) + " -o json --socket " + socket_ +
                                 " " + arguments)),
@@ -84,6 +114,7 @@ class EbbctlTest : public testing::Test {
   const std::filesystem::path tmp_ = folder_.path() / "tmp";
   const std::string out_ = (folder_.path() / "out").string();
   const std::string err_ = (folder_.path() / "err").string();
+  const std::string long_trace_ = (folder_.path() / "long.safetensors").string();
   const std::string socket_ = "unix:" + (folder_.path() / "s").string();
   const bool has_tmp_ = std::filesystem::create_directory(tmp_);
 };
@@ -114,6 +145,63 @@ TEST_F(EbbctlTest, AnInterruptedDemoLeavesNothingBehind) {
 
   EXPECT_THAT(Err(), HasSubstr("interrupted"));
   EXPECT_TRUE(std::filesystem::is_empty(tmp_));
+}
+
+// Of one layer whose exact attention takes the better part of an hour.
+TEST_F(EbbctlTest, AnInterruptIsSeenInTheMiddleOfALayer) {
+  WriteLongTrace();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> demo,
+                       DaemonProcess::Start(Ebbctl("demo --trace " + long_trace_), "/dev/null"));
+  while (Out().empty())
+    ASSERT_FALSE(demo->EndsWithin(absl::Milliseconds(5)));  // The truth is next.
+
+  EXPECT_THAT(demo->Stop(kLong),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("ended with exit code 1")));
+
+  EXPECT_THAT(Err(), HasSubstr("interrupted"));
+  EXPECT_TRUE(std::filesystem::is_empty(tmp_));
+}
+
+TEST_F(EbbctlTest, ADemoThatIsKilledOrInterruptedTwiceLeavesNothingBehind) {
+  WriteLongTrace();
+  for (const char* signals : {"-TERM $!; kill -TERM", "-HUP $!; kill -TERM", "-KILL"}) {
+    ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // What it leaves behind becomes ours.
+    const std::string script = "TMPDIR='" + tmp_.string() + "' " EBBCTL_PATH " demo --trace " +
+                               long_trace_ + " > " + out_ + " 2> " + err_ + " & while [ ! -s " +
+                               out_ + " ] && kill -0 $!; do :; done; kill " + signals +
+                               " $!; wait $!";
+    std::filesystem::remove(out_);
+
+    EXPECT_THAT(RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}}),
+                IsOkAndHolds(testing::Ne(0)));
+
+    while (waitpid(-1, nullptr, 0) > 0) {
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(tmp_)) << signals;
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+  }
+}
+
+TEST_F(EbbctlTest, AnInterruptedReplayClosesItsSequence) {
+  const auto daemon = StartDaemon();
+  ASSERT_OK_AND_ASSIGN(const client::Client client, client::Client::Connect(socket_));
+  const std::string arguments = "replay " + std::string(kTrace) + " --socket " + socket_ +
+                                " --policy h2o --budget 50% --recall exact";
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> replay,
+                       DaemonProcess::Start(Ebbctl(arguments), "/dev/null"));
+  uint64_t answers = 0;
+  while (answers < 3) {
+    ASSERT_FALSE(replay->EndsWithin(absl::ZeroDuration())) << Err();
+    ASSERT_OK_AND_ASSIGN(const client::Stats stats, client.GetStats());
+    answers = stats.answers;
+  }
+
+  EXPECT_THAT(replay->Stop(kLong),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("ended with exit code 1")));
+
+  EXPECT_EQ(Err(), "ebbctl: interrupted\n");
+  EXPECT_THAT(client.ListSequences(), IsOkAndHolds(testing::IsEmpty()));
+  EXPECT_OK(daemon->Stop(kLong));
 }
 
 TEST_F(EbbctlTest, ADemoWhoseTerminalGoesLeavesNothingBehind) {

@@ -19,7 +19,7 @@ const SmallTrace& TheSmallTrace() {
     auto* small = new SmallTrace{.trace = *std::move(trace), .truths = {}};
     ParallelFor parallel(2);
     for (const cli::TraceLayer& layer : small->trace.layers) {
-      small->truths.push_back(cli::ComputeTruth(small->trace, layer, parallel, [](uint64_t) {}));
+      small->truths.push_back(*cli::ComputeTruth(small->trace, layer, parallel, [](uint64_t) {}));
     }
     return small;
   }();

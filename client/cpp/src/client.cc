@@ -112,7 +112,8 @@ absl::StatusOr<SequenceDescription> Client::DescribeSequence(const DescribeOptio
   v1::DescribeSequenceResponse response;
   Attempts attempts = connection_->PatientAttempts();
   absl::Status status = connection_->Call(request, &response, attempts);
-  if (ErrorReason(status) == kReasonInFlight) {
+  const bool ran_out_of_looks = absl::IsDeadlineExceeded(status) && attempts.looks() > 1;
+  if (ErrorReason(status) == kReasonInFlight || ran_out_of_looks) {
     return WithReason(
         absl::UnavailableError(absl::StrFormat(
             "sequence \"%s\": layer %u was being called at each of %d looks; its tokens are listed "

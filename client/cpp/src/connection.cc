@@ -15,12 +15,14 @@
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/slice.h>
 
+#include <stop_token>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
@@ -37,6 +39,7 @@ constexpr char kReasonTrailer[] = "ebbtide-reason";
 // Between two calls of a busy worker there may be no more than a millisecond in a hundred: look
 // often, and not in step with it.
 constexpr absl::Duration kLookPause = absl::Milliseconds(3);
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(2);
 
 // gRPC 1.51 goes down with its last channel, and then waits up to 10 s for a poller of its own that
 // a long write began. With one more user it stays up until the process ends.
@@ -128,6 +131,12 @@ grpc::Status CallBytes(grpc::GenericStub& stub, const std::string& method,
   return grpc::SerializationTraits<Response>::Deserialize(&answer, response);
 }
 
+void WaitUnlessStopped(absl::Duration pause, const std::stop_token& stop) {
+  absl::Notification stopped;
+  const std::stop_callback wake(stop, [&] { stopped.Notify(); });
+  stopped.WaitForNotificationWithTimeout(pause);
+}
+
 bool IsWorthRepeating(const grpc::Status& status, const std::string& reason) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE && reason != kReasonNotMet;
 }
@@ -172,8 +181,10 @@ struct Connection::Wire {
 
   Attempts AttemptsWithin(absl::Duration timeout,
                           absl::Duration look_pause = absl::ZeroDuration()) const {
+    const std::stop_token& stop = options.stop;
+    const auto wait = [stop](absl::Duration pause) { WaitUnlessStopped(pause, stop); };
     return Attempts({.attempts_max = options.attempts_max, .look_pause = look_pause}, timeout,
-                    SteadyClock(), absl::SleepFor);
+                    SteadyClock(), wait, stop);
   }
 
   bool HasBeenHeard() const {
@@ -196,12 +207,14 @@ struct Connection::Wire {
   absl::Status Repeat(const std::string& call, uint64_t bytes, Response* response,
                       Attempts& attempts, Send send) const {
     if (absl::Status size = CheckSize(call, bytes); !size.ok()) return size;
-    while (true) {
+    while (!attempts.stop().stop_requested()) {
       response->Clear();
       grpc::ClientContext context;
       context.set_deadline(absl::ToChronoTime(absl::Now() + attempts.remaining()));
+      const std::stop_callback give_up(attempts.stop(), [&] { context.TryCancel(); });
       const grpc::Status answer = send(context);
       if (answer.ok()) return absl::OkStatus();
+      if (attempts.stop().stop_requested()) break;
       const std::string reason = TrailerReason(context);
       if (IsWorthRepeating(answer, reason) &&
           (reason == kReasonInFlight ? attempts.NextLook() : attempts.Next())) {
@@ -213,6 +226,7 @@ struct Connection::Wire {
                          .said = answer.error_message(),
                          .is_first = !HasBeenHeard()});
     }
+    return absl::CancelledError(absl::StrFormat("%s at %s: given up by its caller", call, target));
   }
 
   template <typename Stub, typename Request, typename Response>
@@ -278,6 +292,11 @@ Attempts Connection::ControlAttempts() const {
 
 Attempts Connection::DataAttempts() const {
   return wire_->AttemptsWithin(wire_->options.data_timeout);
+}
+
+Attempts Connection::LeavingAttempts() const {
+  return Attempts({.attempts_max = 1, .look_pause = kLookPause}, kLeaveTimeout, SteadyClock(),
+                  absl::SleepFor);
 }
 
 Attempts Connection::PatientAttempts() const {

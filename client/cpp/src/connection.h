@@ -77,6 +77,9 @@ class Connection {
   // As ControlAttempts, but waits for calls in flight to end, however often it has to look.
   Attempts PatientAttempts() const;
 
+  // For the one call that is still made once a stop was asked for.
+  Attempts LeavingAttempts() const;
+
   absl::Status Call(const v1::RegisterModelRequest& request, v1::RegisterModelResponse* response,
                     Attempts& attempts) const;
   absl::Status Call(const v1::OpenSequenceRequest& request, v1::OpenSequenceResponse* response,

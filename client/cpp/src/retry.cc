@@ -9,10 +9,12 @@
 
 namespace ebbtide::client {
 
-Attempts::Attempts(const RetryPolicy& policy, absl::Duration timeout, Clock& clock, Wait wait)
+Attempts::Attempts(const RetryPolicy& policy, absl::Duration timeout, Clock& clock, Wait wait,
+                   std::stop_token stop)
     : policy_(policy),
       clock_(clock),
       wait_(std::move(wait)),
+      stop_(std::move(stop)),
       deadline_(clock.SinceStart() + timeout),
       backoff_(policy.backoff_first) {}
 
@@ -21,8 +23,7 @@ absl::Duration Attempts::remaining() const {
 }
 
 bool Attempts::Next() {
-  if (made_ >= policy_.attempts_max || remaining() <= backoff_) return false;
-  wait_(backoff_);
+  if (made_ >= policy_.attempts_max || !HasWaited(backoff_)) return false;
   backoff_ = std::min(2 * backoff_, policy_.backoff_max);
   ++made_;
   return true;
@@ -30,10 +31,15 @@ bool Attempts::Next() {
 
 bool Attempts::NextLook() {
   if (policy_.look_pause == absl::ZeroDuration()) return Next();
-  if (remaining() <= policy_.look_pause) return false;
-  wait_(policy_.look_pause);
+  if (!HasWaited(policy_.look_pause)) return false;
   ++looks_;
   return true;
+}
+
+bool Attempts::HasWaited(absl::Duration pause) {
+  if (remaining() <= pause || stop_.stop_requested()) return false;
+  wait_(pause);
+  return !stop_.stop_requested();
 }
 
 }  // namespace ebbtide::client

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <stop_token>
 
 #include "absl/time/time.h"
 
@@ -27,25 +28,32 @@ class Attempts {
  public:
   using Wait = std::function<void(absl::Duration)>;
 
-  Attempts(const RetryPolicy& policy, absl::Duration timeout, Clock& clock, Wait wait);
+  // `wait` may come back early once `stop` is asked for; then no further attempt is made.
+  Attempts(const RetryPolicy& policy, absl::Duration timeout, Clock& clock, Wait wait,
+           std::stop_token stop = {});
 
   // What is left for the attempt about to be made; never negative.
   absl::Duration remaining() const;
+
+  const std::stop_token& stop() const { return stop_; }
 
   int made() const { return made_; }
   int looks() const { return looks_; }
 
   // Waits out the backoff before another attempt. False, without waiting, where none is left or the
-  // time limit would pass meanwhile.
+  // time limit would pass meanwhile; and where a stop was asked for.
   bool Next();
 
   // The same before another look.
   bool NextLook();
 
  private:
+  bool HasWaited(absl::Duration pause);
+
   const RetryPolicy policy_;
   Clock& clock_;
   const Wait wait_;
+  const std::stop_token stop_;
   const absl::Duration deadline_;
   absl::Duration backoff_;
   int made_ = 1;

@@ -26,8 +26,7 @@ absl::Status Explain(Connection& connection, const Sequence& sequence, absl::Sta
 
 template <typename Request, typename Response>
 absl::Status CallOfSequence(Connection& connection, const Sequence& sequence,
-                            const Request& request, Response* response) {
-  Attempts attempts = connection.DataAttempts();
+                            const Request& request, Response* response, Attempts attempts) {
   absl::Status status = connection.Call(request, response, attempts);
   if (!status.ok()) return Explain(connection, sequence, std::move(status));
   connection.NoteBoot(response->boot_id());
@@ -70,7 +69,8 @@ absl::StatusOr<std::vector<Page>> Sequence::ReadPages(LaneId lane, uint64_t firs
   request.set_first_page(first_page);
   request.set_page_count(page_count);
   v1::ReadPagesResponse response;
-  EBBTIDE_RETURN_IF_ERROR(CallOfSequence(*connection_, *this, request, &response));
+  EBBTIDE_RETURN_IF_ERROR(
+      CallOfSequence(*connection_, *this, request, &response, connection_->DataAttempts()));
   std::vector<Page> pages;
   pages.reserve(static_cast<size_t>(response.pages_size()));
   for (v1::Page& page : *response.mutable_pages()) pages.push_back(FromWire(std::move(page)));
@@ -82,7 +82,8 @@ absl::StatusOr<uint64_t> Sequence::Truncate(uint64_t length) const {
   request.set_sequence(name_);
   request.set_length(length);
   v1::TruncateResponse response;
-  EBBTIDE_RETURN_IF_ERROR(CallOfSequence(*connection_, *this, request, &response));
+  EBBTIDE_RETURN_IF_ERROR(
+      CallOfSequence(*connection_, *this, request, &response, connection_->DataAttempts()));
   return response.length();
 }
 
@@ -90,7 +91,10 @@ absl::Status Sequence::Close() const {
   v1::CloseSequenceRequest request;
   request.set_sequence(name_);
   v1::CloseSequenceResponse response;
-  return CallOfSequence(*connection_, *this, request, &response);
+  absl::Status status =
+      CallOfSequence(*connection_, *this, request, &response, connection_->PatientAttempts());
+  if (!absl::IsCancelled(status)) return status;
+  return CallOfSequence(*connection_, *this, request, &response, connection_->LeavingAttempts());
 }
 
 }  // namespace ebbtide::client

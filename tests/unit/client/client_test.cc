@@ -5,7 +5,9 @@
 #include "ebbtide/client.h"
 
 #include <array>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -165,6 +167,56 @@ TEST_F(ClientTest, SilenceEndsAtTheDeadline) {
               StatusIs(StatusCode::kDeadlineExceeded, HasSubstr("the same call again is safe")));
 }
 
+// Without a time limit: nothing else would end the call.
+TEST_F(ClientTest, AStopEndsTheCallUnderWayAndNoOtherIsMade) {
+  std::stop_source stop;
+  const Client client =
+      Connect({.data_timeout = absl::InfiniteDuration(), .stop = stop.get_token()});
+  const Sequence sequence = Open(client, "s");
+  daemon_.FallSilent();
+  std::thread interrupter([&] {
+    daemon_.AwaitCalls("Append", 1);
+    stop.request_stop();
+  });
+
+  const absl::Status append =
+      sequence.Append({.layer = 0}, {.k = Tokens(1), .v = Tokens(1)}).status();
+  const absl::Status stats = client.GetServerInfo().status();
+
+  interrupter.join();
+  EXPECT_THAT(append, StatusIs(StatusCode::kCancelled, HasSubstr("Append at ")));
+  EXPECT_THAT(stats, StatusIs(StatusCode::kCancelled, HasSubstr("GetServerInfo at ")));
+  EXPECT_EQ(CallsNamed("GetServerInfo"), 1);  // The first hello.
+}
+
+TEST_F(ClientTest, AStopEndsTheWaitForAnotherAttempt) {
+  std::stop_source stop;
+  const Client client = Connect({.control_timeout = absl::InfiniteDuration(),
+                                 .attempts_max = 1'000'000,
+                                 .stop = stop.get_token()});
+  daemon_.LoseAnswers(1'000'000);
+  std::thread interrupter([&] {
+    daemon_.AwaitCalls("RegisterModel", 3);
+    stop.request_stop();
+  });
+
+  EXPECT_THAT(client.RegisterModel({.name = "m"}), StatusIs(StatusCode::kCancelled));
+
+  interrupter.join();
+}
+
+TEST_F(ClientTest, WhoStopsMayStillCloseAndWaitsForTheCallGivenUp) {
+  std::stop_source stop;
+  const Client client = Connect({.stop = stop.get_token()});
+  const Sequence sequence = Open(client, "s");
+  stop.request_stop();
+  daemon_.RefuseNext(kUnavailable, "CALL_IN_FLIGHT", "layer 0 is being called", 20);
+
+  EXPECT_OK(sequence.Close());
+
+  EXPECT_EQ(CallsNamed("CloseSequence"), 21);
+}
+
 TEST_F(ClientTest, ARestartIsToldApartFromAnUnknownSequence) {
   const Client client = Connect({.attempts_max = 20});
   const Sequence sequence = Open(client, "s");
@@ -230,7 +282,7 @@ TEST_F(ClientTest, TokensOfABusyLayerAreWaitedFor) {
 }
 
 TEST_F(ClientTest, WhoNeverFindsTheLayerAtRestIsToldSo) {
-  const Client client = Connect({.control_timeout = absl::Milliseconds(50)});
+  const Client client = Connect({.control_timeout = absl::Seconds(1)});
   daemon_.RefuseNext(kUnavailable, "CALL_IN_FLIGHT", "layer 7 is being called", 1000);
 
   const absl::Status status =

@@ -4,10 +4,15 @@
 
 #include "client/cli/daemon_process.h"
 
+#include <pthread.h>
+
+#include <atomic>
+#include <csignal>
 #include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -83,6 +88,35 @@ TEST_F(DaemonProcessTest, WhatDoesNotEndIsKilled) {
               StatusIs(StatusCode::kDeadlineExceeded, HasSubstr("was killed")));
 
   EXPECT_FALSE(process->IsRunning());
+}
+
+// A signal ends the wait for the process early, which is none of its doing.
+TEST_F(DaemonProcessTest, SignalsDoNotCutTheStopShort) {
+  const auto process = Start("trap 'echo bye; kill $!; exit 0' TERM; sleep 1000 & echo up; wait");
+  while (Log() != "up\n") ASSERT_FALSE(process->EndsWithin(absl::Milliseconds(5)));
+  struct sigaction ignore = {};
+  ignore.sa_handler = [](int) {};
+  struct sigaction before = {};
+  sigaction(SIGUSR1, &ignore, &before);
+  std::atomic<bool> is_stopped = false;
+  std::thread signals([&, waiting = pthread_self()] {
+    while (!is_stopped) pthread_kill(waiting, SIGUSR1);
+  });
+
+  EXPECT_OK(process->Stop(kLong));
+
+  is_stopped = true;
+  signals.join();
+  sigaction(SIGUSR1, &before, nullptr);
+}
+
+TEST_F(DaemonProcessTest, KillWaitsForNothing) {
+  const auto process = Start("trap '' TERM; echo up; while :; do :; done");
+  while (Log() != "up\n") ASSERT_FALSE(process->EndsWithin(absl::Milliseconds(5)));
+
+  process->Kill();
+
+  EXPECT_TRUE(process->EndsWithin(kLong));
 }
 
 TEST_F(DaemonProcessTest, AnEndWithAnErrorIsNoCleanStop) {

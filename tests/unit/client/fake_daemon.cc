@@ -10,6 +10,7 @@
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_context.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <set>
@@ -217,6 +218,17 @@ class FakeDaemon::Service {
       });
     }
 
+    grpc::Status CloseSequence(grpc::ServerContext* context,
+                               const v1::CloseSequenceRequest* request,
+                               v1::CloseSequenceResponse* response) override {
+      return daemon_.Carry(context, *request, response, 0, [&] {
+        daemon_.mu_.AssertHeld();
+        daemon_.open_.erase(request->sequence());
+        response->set_boot_id(daemon_.boot_id_);
+        return grpc::Status::OK;
+      });
+    }
+
    private:
     FakeDaemon::Service& daemon_;
   };
@@ -314,6 +326,16 @@ void FakeDaemon::RefuseNext(int code, std::string reason, std::string message, i
 void FakeDaemon::set_message_bytes_max(uint64_t bytes) {
   const absl::MutexLock lock(&service_->mu_);
   service_->message_bytes_max_ = bytes;
+}
+
+void FakeDaemon::AwaitCalls(const std::string& name, int count) const {
+  const absl::MutexLock lock(&service_->mu_);
+  const auto have_come = [&] {
+    service_->mu_.AssertHeld();
+    const auto& calls = service_->calls_;
+    return std::ranges::count(calls, name, &SeenCall::name) >= count;
+  };
+  service_->mu_.Await(absl::Condition(&have_come));
 }
 
 std::vector<SeenCall> FakeDaemon::calls() const {

@@ -48,6 +48,9 @@ class FakeDaemon {
 
   void set_message_bytes_max(uint64_t bytes);
 
+  // Returns once `count` calls of this name have come.
+  void AwaitCalls(const std::string& name, int count) const;
+
   std::vector<SeenCall> calls() const;
   uint64_t appended() const;  // Tokens taken, each once, over all sequences and layers.
 

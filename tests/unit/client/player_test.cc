@@ -29,7 +29,7 @@ class PlayerTest : public testing::Test {
         client_(*client::Client::Connect(daemon_.target())) {
     ParallelFor parallel(1);
     for (const TraceLayer& layer : trace_.layers) {
-      truths_.push_back(ComputeTruth(trace_, layer, parallel, [](uint64_t) {}));
+      truths_.push_back(*ComputeTruth(trace_, layer, parallel, [](uint64_t) {}));
     }
   }
 

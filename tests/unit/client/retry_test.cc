@@ -4,6 +4,7 @@
 
 #include "client/cpp/src/retry.h"
 
+#include <stop_token>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -74,6 +75,18 @@ TEST_F(AttemptsTest, LooksWithoutAPauseOfTheirOwnAreAttempts) {
 
   EXPECT_TRUE(attempts.NextLook());
   EXPECT_FALSE(attempts.NextLook());
+}
+
+TEST_F(AttemptsTest, NoAttemptFollowsAStop) {
+  std::stop_source stop;
+  Attempts attempts(
+      {.attempts_max = 10, .look_pause = absl::Milliseconds(3)}, absl::Seconds(60), clock_,
+      [&](absl::Duration) { stop.request_stop(); }, stop.get_token());
+
+  EXPECT_FALSE(attempts.Next());  // It came meanwhile.
+  EXPECT_FALSE(attempts.NextLook());
+  EXPECT_EQ(attempts.made(), 1);
+  EXPECT_EQ(attempts.looks(), 1);
 }
 
 TEST_F(AttemptsTest, RemainingTimeIsNeverNegative) {

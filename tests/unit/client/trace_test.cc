@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -256,6 +257,9 @@ TEST_F(TraceTest, AFileOnDiskIsReadAndNamedInErrors) {
   EXPECT_THAT(ReadTrace(path, unknown), StatusIs(StatusCode::kInvalidArgument, HasSubstr(path)));
   EXPECT_THAT(ReadTrace(path + ".none", {}),
               StatusIs(StatusCode::kNotFound, HasSubstr("No such file")));
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_THAT(ReadTrace(path, {}, stop.get_token()), StatusIs(StatusCode::kCancelled));
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include "client/cli/truth.h"
 
 #include <cmath>
+#include <stop_token>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "tests/support/random_seed.h"
@@ -62,7 +64,8 @@ TEST_P(TruthTest, EqualsThePlainLoops) {
   ASSERT_OK_AND_ASSIGN(const Trace trace, ParseTrace(MakeSyntheticFile(Spec()).Bytes(), {}));
   ParallelFor parallel(2);
 
-  const LayerTruth truth = ComputeTruth(trace, trace.layers[0], parallel, [](uint64_t) {});
+  ASSERT_OK_AND_ASSIGN(const LayerTruth truth,
+                       ComputeTruth(trace, trace.layers[0], parallel, [](uint64_t) {}));
 
   for (size_t token = 0; token < trace.tokens; ++token) {
     for (uint32_t head = 0; head < trace.query_heads; ++head) {
@@ -98,12 +101,45 @@ TEST(TruthProgressTest, EveryTokenOfEveryKvHeadIsReportedOnce) {
   ParallelFor parallel(2);
   uint64_t last = 0;
 
-  ComputeTruth(trace, trace.layers[0], parallel, [&](uint64_t done) {
+  EXPECT_OK(ComputeTruth(trace, trace.layers[0], parallel, [&](uint64_t done) {
     EXPECT_GT(done, last);
     last = done;
-  });
+  }));
 
   EXPECT_EQ(last, trace.tokens * trace.kv_heads);
+}
+
+TEST(TruthStopTest, NothingIsBegunAfterAStop) {
+  ASSERT_OK_AND_ASSIGN(const Trace trace, ParseTrace(MakeSyntheticFile({}).Bytes(), {}));
+  ParallelFor parallel(1);
+  std::stop_source stop;
+  int reports = 0;
+
+  EXPECT_THAT(ComputeTruth(
+                  trace, trace.layers[0], parallel,
+                  [&](uint64_t) {
+                    ++reports;
+                    stop.request_stop();
+                  },
+                  stop.get_token()),
+              test::StatusIs(absl::StatusCode::kCancelled));
+
+  EXPECT_EQ(reports, 1);  // Of three tiles for each of two kv heads.
+}
+
+TEST(TruthStopTest, ATileIsLeftInItsMiddle) {
+  ASSERT_OK_AND_ASSIGN(
+      const Trace trace,
+      ParseTrace(MakeSyntheticFile({.tokens = 1, .prompt_length = 1}).Bytes(), {}));
+  ParallelFor parallel(1);
+  std::stop_source stop;
+  stop.request_stop();
+
+  EXPECT_THAT(
+      ComputeTruth(
+          trace, trace.layers[0], parallel,
+          [](uint64_t) { ADD_FAILURE() << "the only tile was finished"; }, stop.get_token()),
+      test::StatusIs(absl::StatusCode::kCancelled));
 }
 
 TEST(TruthSlackTest, GrantsAnyOrderOfAnF32Sum) {
@@ -112,7 +148,8 @@ TEST(TruthSlackTest, GrantsAnyOrderOfAnF32Sum) {
   const std::vector<float> q = trace.layers[0].q.ToFloats();
   const std::vector<float> k = trace.layers[0].k.ToFloats();
 
-  const LayerTruth truth = ComputeTruth(trace, trace.layers[0], parallel, [](uint64_t) {});
+  ASSERT_OK_AND_ASSIGN(const LayerTruth truth,
+                       ComputeTruth(trace, trace.layers[0], parallel, [](uint64_t) {}));
 
   for (size_t token = 0; token < trace.tokens; ++token) {
     for (size_t j = 0; j <= token; ++j) {

@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,9 @@ struct ClientOptions {
   absl::Duration control_timeout = absl::Seconds(10);  // Of calls that carry names and numbers.
   absl::Duration data_timeout = absl::Seconds(60);     // Of calls that carry keys and values.
   int attempts_max = 4;  // Of one call, the first included; the time limit holds for all together.
+  // Once a stop is asked for, calls under way end at once and no more are made. Sequence::Close
+  // alone still is, within two seconds: who stops leaves in order.
+  std::stop_token stop = {};
 };
 
 // Where a daemon that was told nothing listens: $EBBTIDE_SOCKET, else
@@ -44,6 +48,7 @@ std::string DefaultTarget();
 //   kUnavailable       UNREACHABLE: nobody answers; names the endpoint, what stands there, the fix
 //   kPermissionDenied  UNREACHABLE: the socket is closed to this user
 //   kDeadlineExceeded  time ran out; the call may or may not have been carried out, repeat it
+//   kCancelled         a stop was asked for; the call may or may not have been carried out
 //   kAborted           DAEMON_RESTARTED: a sequence of an earlier run of the daemon
 //   kResourceExhausted MESSAGE_TOO_LARGE: the call passes the daemon's longest message
 // and the daemon's own, code and reason as they came (ErrorReason).

@@ -72,7 +72,8 @@ class Sequence {
   // Drops the tokens from `length` on, in every layer. Answers the length.
   absl::StatusOr<uint64_t> Truncate(uint64_t length) const;
 
-  // Forgets the sequence in every tier. Nothing closes it by itself but the idle time-out.
+  // Forgets the sequence in every tier. Nothing closes it by itself but the idle time-out. Waits
+  // for its calls in flight, such as one that was given up, as long as `control_timeout` allows.
   absl::Status Close() const;
 
  private:
