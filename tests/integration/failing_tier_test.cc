@@ -198,7 +198,7 @@ TEST_F(FullDiskTest, WhatFindsNoRoomIsRefusedAtOnceAndTakenOnceTheDiskHeals) {
   const auto run = Play();
 
   EXPECT_THAT(run, StatusIs(absl::StatusCode::kResourceExhausted,
-                            AllOf(HasSubstr("B are free"), HasSubstr("rocksdb budget"))));
+                            AllOf(HasSubstr("there is room for"), HasSubstr("rocksdb budget"))));
   EXPECT_EQ(client::ErrorReason(run.status()), "LOWER_TIERS_FULL");
   EXPECT_TRUE(Rocksdb().degraded);
   files_.write_error = 0;
