@@ -46,10 +46,9 @@ absl::Status Admission::CheckBytes(std::string_view what, uint64_t bytes, uint32
                       what, FormatBytes(bytes), FormatBytes(limits_.bytes), FormatBytes(bytes_)));
 }
 
-absl::Status Admission::Ticket::Grow(uint64_t bytes) {
+absl::Status Admission::Ticket::Grow(uint64_t bytes, std::string_view what) {
   const absl::MutexLock lock(&admission_->mu_);
-  EBBTIDE_RETURN_IF_ERROR(
-      admission_->CheckBytes("call's answer, as it is held,", bytes, admission_->calls_ - 1));
+  EBBTIDE_RETURN_IF_ERROR(admission_->CheckBytes(what, bytes, admission_->calls_ - 1));
   admission_->bytes_ += bytes;
   bytes_ += bytes;
   return absl::OkStatus();

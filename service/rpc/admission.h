@@ -23,8 +23,8 @@ class Admission {
  public:
   struct Limits {
     uint32_t calls = 0;
-    // Of all requests in progress, and of answers that are larger; a call alone is never refused
-    // for its size.
+    // Of all requests in progress, as they come or once they are parsed, and of answers that are
+    // larger; a call alone is never refused for its size.
     uint64_t bytes = 0;
     std::string_view advice = "call again later";  // For who is over `calls`.
   };
@@ -39,9 +39,9 @@ class Admission {
     Ticket& operator=(Ticket&&) = delete;
     ~Ticket();
 
-    // For an answer of so many bytes more.
+    // For so many bytes more, of `what`: "request", "answer".
     //   kResourceExhausted  SERVER_BUSY: as Enter; nothing changed
-    absl::Status Grow(uint64_t bytes);
+    absl::Status Grow(uint64_t bytes, std::string_view what);
 
    private:
     Admission* admission_;

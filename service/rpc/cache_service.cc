@@ -2,7 +2,8 @@
 
 #include "service/rpc/cache_service.h"
 
-#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 
@@ -15,59 +16,58 @@
 
 namespace ebbtide::service {
 
-template <typename Request, typename Response, typename Work>
-grpc::Status CacheService::Answer(grpc::ServerContext& context, const Request& request,
-                                  Response& response, Work work) {
-  absl::StatusOr<Admission::Ticket> ticket = parts_.admission.Enter(request.ByteSizeLong());
-  if (!ticket.ok()) {
-    return ToGrpc(parts_.refusals.Counted(ticket.status()), context);
-  }
-  if (context.IsCancelled()) {
-    return grpc::Status::CANCELLED;  // Nobody is there to read an answer.
-  }
-  response.set_boot_id(parts_.facts.boot_id);
-  if constexpr (std::is_invocable_v<Work, Admission::Ticket&>) {
-    return ToGrpc(work(*ticket), context);
-  } else {
-    return ToGrpc(work(), context);
-  }
+CacheService::CacheService(const Parts& parts)
+    : RawService(kCacheServiceName,
+                 {.facts = parts.facts, .admission = parts.admission, .refusals = parts.refusals}),
+      parts_(parts) {
+  Add(&CacheService::RegisterModel);
+  Add(&CacheService::OpenSequence);
+  Add(&CacheService::Append);
+  Add(&CacheService::Attend);
+  Add(&CacheService::ReadPages);
+  Add(&CacheService::Truncate);
+  Add(&CacheService::CloseSequence);
+  EBBTIDE_CHECK(is_complete(), "every method of CacheService is answered");
 }
 
-grpc::Status CacheService::RegisterModel(grpc::ServerContext* context,
-                                         const v1::RegisterModelRequest* request,
-                                         v1::RegisterModelResponse* response) {
-  return Answer(*context, *request, *response, [&]() -> absl::Status {
-    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("model", request->model())));
-    const std::string& weights = request->weights_fingerprint();
-    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckText("weights_fingerprint", weights)));
-    const absl::StatusOr<Geometry> asked = ReadGeometry(request->geometry());
-    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(asked.status()));
-    EBBTIDE_ASSIGN_OR_RETURN(const Geometry geometry,
-                             parts_.engine.RegisterModel(request->model(), *asked, weights));
-    WriteGeometry(geometry, *response->mutable_geometry());
-    response->set_page_bytes(geometry.page_shape().page_bytes());
-    response->set_record_bytes(
-        geometry.record(ModelFingerprint(request->model(), weights, geometry)).record_bytes());
-    return absl::OkStatus();
-  });
+template <typename Request, typename Response>
+void CacheService::Add(absl::Status (CacheService::*method)(RawCall&, const Request&, Response&)) {
+  RawService::Add<Request, Response>(
+      [this, method](RawCall& call, const Request& request, Response& response) {
+        response.set_boot_id(parts_.facts.boot_id);
+        return (this->*method)(call, request, response);
+      });
 }
 
-grpc::Status CacheService::OpenSequence(grpc::ServerContext* context,
-                                        const v1::OpenSequenceRequest* request,
-                                        v1::OpenSequenceResponse* response) {
-  return Answer(*context, *request, *response, [&]() -> absl::Status {
-    const absl::StatusOr<OpenArgs> args = ReadOpen(*request);
-    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(args.status()));
-    EBBTIDE_ASSIGN_OR_RETURN(const OpenAnswer answer, parts_.engine.OpenSequence(*args));
-    WriteOpen(answer, *response);
-    return absl::OkStatus();
-  });
+absl::Status CacheService::RegisterModel(RawCall&, const v1::RegisterModelRequest& request,
+                                         v1::RegisterModelResponse& response) {
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("model", request.model())));
+  const std::string& weights = request.weights_fingerprint();
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckText("weights_fingerprint", weights)));
+  const absl::StatusOr<Geometry> asked = ReadGeometry(request.geometry());
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(asked.status()));
+  EBBTIDE_ASSIGN_OR_RETURN(const Geometry geometry,
+                           parts_.engine.RegisterModel(request.model(), *asked, weights));
+  WriteGeometry(geometry, *response.mutable_geometry());
+  response.set_page_bytes(geometry.page_shape().page_bytes());
+  response.set_record_bytes(
+      geometry.record(ModelFingerprint(request.model(), weights, geometry)).record_bytes());
+  return absl::OkStatus();
 }
 
-template <typename Read, typename Response, typename Write>
-absl::Status CacheService::AnswerStep(const grpc::ServerContext& context, const Read& read,
-                                      Response& response, Write write) {
-  absl::StatusOr<StepRequest> step = read();
+absl::Status CacheService::OpenSequence(RawCall&, const v1::OpenSequenceRequest& request,
+                                        v1::OpenSequenceResponse& response) {
+  const absl::StatusOr<OpenArgs> args = ReadOpen(request);
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(args.status()));
+  EBBTIDE_ASSIGN_OR_RETURN(const OpenAnswer answer, parts_.engine.OpenSequence(*args));
+  WriteOpen(answer, response);
+  return absl::OkStatus();
+}
+
+template <typename Response, typename Write>
+absl::Status CacheService::AnswerStep(const grpc::ServerContext& context,
+                                      absl::StatusOr<StepRequest> step, Response& response,
+                                      Write write) {
   EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(step.status()));
   if (step->answer_bytes > parts_.facts.message_bytes_max) {
     return parts_.refusals.Counted(Refuse(
@@ -95,68 +95,56 @@ absl::Status CacheService::AnswerStep(const grpc::ServerContext& context, const 
   return absl::OkStatus();
 }
 
-grpc::Status CacheService::Append(grpc::ServerContext* context, const v1::AppendRequest* request,
-                                  v1::AppendResponse* response) {
-  return Answer(*context, *request, *response, [&]() -> absl::Status {
-    return AnswerStep(
-        *context, [&] { return ReadAppend(*request); }, *response,
-        [](const StepAnswer& answer, const StepItem&, v1::AppendResult& result) {
-          WriteAppend(answer, result);
-        });
-  });
+absl::Status CacheService::Append(RawCall& call, const v1::AppendRequest& request,
+                                  v1::AppendResponse& response) {
+  return AnswerStep(call.context, ReadAppend(request), response,
+                    [](const StepAnswer& answer, const StepItem&, v1::AppendResult& result) {
+                      WriteAppend(answer, result);
+                    });
 }
 
-grpc::Status CacheService::Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
-                                  v1::AttendResponse* response) {
-  return Answer(*context, *request, *response, [&]() -> absl::Status {
-    return AnswerStep(
-        *context, [&] { return ReadAttend(*request); }, *response, WriteAttend);
-  });
+absl::Status CacheService::Attend(RawCall& call, const v1::AttendRequest& request,
+                                  v1::AttendResponse& response) {
+  return AnswerStep(call.context, ReadAttend(request), response, WriteAttend);
 }
 
-grpc::Status CacheService::ReadPages(grpc::ServerContext* context,
-                                     const v1::ReadPagesRequest* request,
-                                     v1::ReadPagesResponse* response) {
-  return Answer(*context, *request, *response, [&](Admission::Ticket& ticket) -> absl::Status {
-    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
-    const absl::Duration left = TimeLeft(*context, parts_.facts.call_deadline);
-    // Pages are held as such, as a message, and as gRPC sends it.
-    EBBTIDE_ASSIGN_OR_RETURN(
-        const std::vector<PageBytes> pages,
-        parts_.engine.ReadPages({.sequence = request->sequence(),
-                                 .layer = request->layer(),
-                                 .kv_head = request->kv_head(),
-                                 .first_page = request->first_page(),
-                                 .page_count = request->page_count(),
-                                 .answer_bytes_max = parts_.facts.message_bytes_max,
-                                 .admit = [&](uint64_t bytes) { return ticket.Grow(3 * bytes); },
-                                 .deadline = parts_.clock.SinceStart() + left}));
-    for (const PageBytes& page : pages) {
-      WritePage(page, *response->add_pages());
-    }
-    return absl::OkStatus();
-  });
+absl::Status CacheService::ReadPages(RawCall& call, const v1::ReadPagesRequest& request,
+                                     v1::ReadPagesResponse& response) {
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request.sequence())));
+  const absl::Duration left = TimeLeft(call.context, parts_.facts.call_deadline);
+  // Pages are held as such, as a message, and as gRPC sends it.
+  const auto admit = [&](uint64_t bytes) {
+    return call.ticket.Grow(3 * bytes, "call's answer, as it is held,");
+  };
+  EBBTIDE_ASSIGN_OR_RETURN(
+      const std::vector<PageBytes> pages,
+      parts_.engine.ReadPages({.sequence = request.sequence(),
+                               .layer = request.layer(),
+                               .kv_head = request.kv_head(),
+                               .first_page = request.first_page(),
+                               .page_count = request.page_count(),
+                               .answer_bytes_max = parts_.facts.message_bytes_max,
+                               .admit = admit,
+                               .deadline = parts_.clock.SinceStart() + left}));
+  for (const PageBytes& page : pages) {
+    WritePage(page, *response.add_pages());
+  }
+  return absl::OkStatus();
 }
 
-grpc::Status CacheService::Truncate(grpc::ServerContext* context,
-                                    const v1::TruncateRequest* request,
-                                    v1::TruncateResponse* response) {
-  return Answer(*context, *request, *response, [&]() -> absl::Status {
-    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
-    EBBTIDE_ASSIGN_OR_RETURN(const uint64_t length,
-                             parts_.engine.Truncate(request->sequence(), request->length()));
-    response->set_length(length);
-    return absl::OkStatus();
-  });
+absl::Status CacheService::Truncate(RawCall&, const v1::TruncateRequest& request,
+                                    v1::TruncateResponse& response) {
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request.sequence())));
+  EBBTIDE_ASSIGN_OR_RETURN(const uint64_t length,
+                           parts_.engine.Truncate(request.sequence(), request.length()));
+  response.set_length(length);
+  return absl::OkStatus();
 }
 
-grpc::Status CacheService::CloseSequence(grpc::ServerContext* context,
-                                         const v1::CloseSequenceRequest* request,
-                                         v1::CloseSequenceResponse* response) {
-  return Answer(*context, *request, *response, [&]() -> absl::Status {
-    EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request->sequence())));
-    return parts_.engine.CloseSequence(request->sequence());
-  });
+absl::Status CacheService::CloseSequence(RawCall&, const v1::CloseSequenceRequest& request,
+                                         v1::CloseSequenceResponse&) {
+  EBBTIDE_RETURN_IF_ERROR(parts_.refusals.Counted(CheckName("sequence", request.sequence())));
+  return parts_.engine.CloseSequence(request.sequence());
 }
 
 }  // namespace ebbtide::service

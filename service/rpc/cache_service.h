@@ -6,16 +6,20 @@
 #pragma once
 
 #include "base/clock.h"
-#include "ebbtide/v1/cache.grpc.pb.h"
+#include "ebbtide/v1/cache.pb.h"
 #include "service/engine.h"
 #include "service/rpc/admission.h"
+#include "service/rpc/convert_request.h"
+#include "service/rpc/raw_service.h"
 #include "service/rpc/refusals.h"
 #include "service/rpc/server_facts.h"
 
 namespace ebbtide::service {
 
+inline constexpr char kCacheServiceName[] = "ebbtide.v1.CacheService";
+
 // Thread-safe. Borrows all it is given.
-class CacheService final : public v1::CacheService::Service {
+class CacheService final : public RawService {
  public:
   struct Parts {
     Engine& engine;
@@ -24,33 +28,31 @@ class CacheService final : public v1::CacheService::Service {
     Admission& admission;
     Refusals& refusals;
   };
-  explicit CacheService(const Parts& parts) : parts_(parts) {}
-
-  grpc::Status RegisterModel(grpc::ServerContext* context, const v1::RegisterModelRequest* request,
-                             v1::RegisterModelResponse* response) override;
-  grpc::Status OpenSequence(grpc::ServerContext* context, const v1::OpenSequenceRequest* request,
-                            v1::OpenSequenceResponse* response) override;
-  grpc::Status Append(grpc::ServerContext* context, const v1::AppendRequest* request,
-                      v1::AppendResponse* response) override;
-  grpc::Status Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
-                      v1::AttendResponse* response) override;
-  grpc::Status ReadPages(grpc::ServerContext* context, const v1::ReadPagesRequest* request,
-                         v1::ReadPagesResponse* response) override;
-  grpc::Status Truncate(grpc::ServerContext* context, const v1::TruncateRequest* request,
-                        v1::TruncateResponse* response) override;
-  grpc::Status CloseSequence(grpc::ServerContext* context, const v1::CloseSequenceRequest* request,
-                             v1::CloseSequenceResponse* response) override;
+  explicit CacheService(const Parts& parts);
 
  private:
-  // Admits the call, lets `work` answer it, and tells its error.
-  template <typename Request, typename Response, typename Work>
-  grpc::Status Answer(grpc::ServerContext& context, const Request& request, Response& response,
-                      Work work);
+  template <typename Request, typename Response>
+  void Add(absl::Status (CacheService::*method)(RawCall&, const Request&, Response&));
 
-  // Append and Attend.
-  template <typename Read, typename Response, typename Write>
-  absl::Status AnswerStep(const grpc::ServerContext& context, const Read& read, Response& response,
-                          Write write);
+  absl::Status RegisterModel(RawCall& call, const v1::RegisterModelRequest& request,
+                             v1::RegisterModelResponse& response);
+  absl::Status OpenSequence(RawCall& call, const v1::OpenSequenceRequest& request,
+                            v1::OpenSequenceResponse& response);
+  absl::Status Append(RawCall& call, const v1::AppendRequest& request,
+                      v1::AppendResponse& response);
+  absl::Status Attend(RawCall& call, const v1::AttendRequest& request,
+                      v1::AttendResponse& response);
+  absl::Status ReadPages(RawCall& call, const v1::ReadPagesRequest& request,
+                         v1::ReadPagesResponse& response);
+  absl::Status Truncate(RawCall& call, const v1::TruncateRequest& request,
+                        v1::TruncateResponse& response);
+  absl::Status CloseSequence(RawCall& call, const v1::CloseSequenceRequest& request,
+                             v1::CloseSequenceResponse& response);
+
+  // Append and Attend, once the request is converted.
+  template <typename Response, typename Write>
+  absl::Status AnswerStep(const grpc::ServerContext& context, absl::StatusOr<StepRequest> step,
+                          Response& response, Write write);
 
   const Parts parts_;
 };

@@ -37,14 +37,20 @@ constexpr absl::Duration kReadWithin = absl::Seconds(10);
 // Answers that are made when the server goes have so long to be delivered.
 constexpr std::chrono::seconds kDeliverWithin(5);
 constexpr uint32_t kWatchersMax = 8;
+constexpr uint64_t kWatchersBytesMax = uint64_t{1} << 20;  // They send a name or two.
 constexpr int kSpareThreads = 16;  // For refusing, reflection and gRPC's own polling.
 
 // What gRPC holds beside messages: connections, calls, read buffers.
 constexpr uint64_t kGrpcOwnBytes = uint64_t{64} << 20;
 
-// Four of the largest messages may be in progress at one time, or many smaller ones.
-uint64_t BytesInProgressMax(const ServerConfig& config) {
+// Four of the largest messages may be on their way in at one time, or many smaller ones.
+uint64_t BytesArrivingMax(const ServerConfig& config) {
   return 4 * config.message_bytes_max;
+}
+
+// As many as arrive may be in progress, parsed.
+uint64_t BytesInProgressMax(const ServerConfig& config) {
+  return BytesArrivingMax(config) + 4 * kParsedBytesBesides;
 }
 
 // New files are this user's alone for as long as this lives. The mask is the whole process's.
@@ -101,7 +107,7 @@ RpcServer::RpcServer(const ServerConfig& config, ServerFacts facts, Engine& engi
                   .advice = "call again later, or raise server.calls_in_flight_max"},
                  clock),
       watchers_({.calls = kWatchersMax,
-                 .bytes = 0,
+                 .bytes = kWatchersBytesMax,
                  .advice = "call again later, or have fewer watchers ask at a time"},
                 clock),
       unread_(clock),
@@ -152,7 +158,9 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   builder.RegisterService(&cache_service_);
   builder.RegisterService(&stats_service_);
   const auto message_bytes_max = static_cast<int>(config.message_bytes_max);
-  builder.SetMaxReceiveMessageSize(message_bytes_max);
+  // raw_service.h refuses longer ones, with a reason. gRPC looks at the length no sooner: at a
+  // message that has arrived.
+  builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(message_bytes_max);
   // Otherwise two daemons share a port and each call goes to either.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -165,7 +173,7 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   builder.experimental().SetInterceptorCreators(std::move(watchers));
   grpc::ResourceQuota quota("ebbtided");
   // Messages on their way in: beyond this gRPC stops reading, and cuts calls off.
-  quota.Resize(BytesInProgressMax(config) + kGrpcOwnBytes);
+  quota.Resize(BytesArrivingMax(config) + kGrpcOwnBytes);
   quota.SetMaxThreads(calls_max + static_cast<int>(kWatchersMax) + kSpareThreads);
   builder.SetResourceQuota(quota);
   server_ = builder.BuildAndStart();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Listens, and answers workers and watchers until told to stop: CacheService, StatsService, health
-// (grpc.health.v1, by service name) and reflection. Tested by
+// (grpc.health.v1, by service name; "" is CacheService) and reflection. Tested by
 // tests/unit/service/rpc_server_test.cc.
 
 #pragma once
@@ -24,10 +24,6 @@
 #include "service/rpc/unread_answers.h"
 
 namespace ebbtide::service {
-
-// Health is told for these names and for "", which is that of CacheService.
-inline constexpr char kCacheServiceName[] = "ebbtide.v1.CacheService";
-inline constexpr char kStatsServiceName[] = "ebbtide.v1.StatsService";
 
 // Thread-safe.
 class RpcServer {

@@ -7,16 +7,19 @@
 #pragma once
 
 #include "base/clock.h"
-#include "ebbtide/v1/stats.grpc.pb.h"
+#include "ebbtide/v1/stats.pb.h"
 #include "service/engine.h"
 #include "service/rpc/admission.h"
+#include "service/rpc/raw_service.h"
 #include "service/rpc/refusals.h"
 #include "service/rpc/server_facts.h"
 
 namespace ebbtide::service {
 
+inline constexpr char kStatsServiceName[] = "ebbtide.v1.StatsService";
+
 // Thread-safe. Borrows all it is given.
-class StatsService final : public v1::StatsService::Service {
+class StatsService final : public RawService {
  public:
   struct Parts {
     Engine& engine;
@@ -25,21 +28,19 @@ class StatsService final : public v1::StatsService::Service {
     Admission& admission;
     Refusals& refusals;
   };
-  explicit StatsService(const Parts& parts) : parts_(parts) {}
-
-  grpc::Status GetServerInfo(grpc::ServerContext* context, const v1::GetServerInfoRequest* request,
-                             v1::GetServerInfoResponse* response) override;
-  grpc::Status GetStats(grpc::ServerContext* context, const v1::GetStatsRequest* request,
-                        v1::GetStatsResponse* response) override;
-  grpc::Status ListSequences(grpc::ServerContext* context, const v1::ListSequencesRequest* request,
-                             v1::ListSequencesResponse* response) override;
-  grpc::Status DescribeSequence(grpc::ServerContext* context,
-                                const v1::DescribeSequenceRequest* request,
-                                v1::DescribeSequenceResponse* response) override;
+  explicit StatsService(const Parts& parts);
 
  private:
-  template <typename Work>
-  grpc::Status Answer(grpc::ServerContext& context, Work work);
+  template <typename Request, typename Response>
+  void Add(absl::Status (StatsService::*method)(const Request&, Response&));
+
+  absl::Status GetServerInfo(const v1::GetServerInfoRequest& request,
+                             v1::GetServerInfoResponse& response);
+  absl::Status GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse& response);
+  absl::Status ListSequences(const v1::ListSequencesRequest& request,
+                             v1::ListSequencesResponse& response);
+  absl::Status DescribeSequence(const v1::DescribeSequenceRequest& request,
+                                v1::DescribeSequenceResponse& response);
 
   const Parts parts_;
 };

@@ -207,7 +207,7 @@ class BadCallsTest : public TwinTest {
          {kInvalid, "TOO_MANY_TOKENS"},
          [this](Request&, Item& i) { i = GoodItem<Item>("victim", 0, length_, kChunk + 1); }},
         {"a message over the limit",
-         {StatusCode::RESOURCE_EXHAUSTED, ""},
+         {StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"},
          [](Request&, Item& i) { i.mutable_k()->mutable_data()->append(1 << 20, '\0'); }},
     };
   }

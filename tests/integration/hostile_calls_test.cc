@@ -4,6 +4,8 @@
 // fields are drawn from the extremes. The daemon answers each with a code of its own, stays up, and
 // serves another worker as before.
 
+#include <algorithm>
+#include <fstream>
 #include <limits>
 #include <random>
 
@@ -158,6 +160,17 @@ std::vector<const google::protobuf::MethodDescriptor*> Methods() {
   return methods;
 }
 
+// The most memory that a process has held so far.
+uint64_t PeakBytes(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string word;
+  uint64_t kib = 0;
+  while (status >> word && word != "VmHWM:") {
+  }
+  EXPECT_TRUE(status >> kib);
+  return kib << 10;
+}
+
 std::string PathOf(const google::protobuf::MethodDescriptor& method) {
   return "/" + method.service()->full_name() + "/" + method.name();
 }
@@ -234,11 +247,42 @@ TEST_F(HostileCallsTest, BytesThatAreNoMessageAreAnswered) {
     for (const auto* method : Methods()) {
       for (int i = 0; i < 50; ++i) {
         std::string response;
-        test::CallRaw(channel_, PathOf(*method), hostile.Bytes(), &response);
+        const grpc::Status status =
+            test::CallRaw(channel_, PathOf(*method), hostile.Bytes(), &response);
+        ASSERT_NE(status.error_code(), grpc::StatusCode::INTERNAL) << status.error_message();
       }
     }
     ExpectWell();
   });
+}
+
+// Two bytes each on the wire, some hundred once they are parsed: 1 GiB for each of these calls.
+TEST_F(HostileCallsTest, MessagesThatWouldSwellTakeNoMoreThanTheirBytes) {
+  constexpr size_t kBytes = 16 << 20;
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr uint64_t kMost = 32 * kBytes;  // It keeps what is freed for a while.
+#else
+  constexpr uint64_t kMost = 3 * kBytes;
+#endif
+  const std::string kinds[] = {
+      {4 << 3 | 2, 0},             // An item,
+      {14 << 3 | 2, 0},            // and unknown text
+      {14 << 3 | 3, 14 << 3 | 4},  // and groups.
+  };
+  const uint64_t before = PeakBytes(daemon_->pid());
+
+  for (const char* method : {"CacheService/Append", "StatsService/GetStats"}) {
+    for (const std::string& kind : kinds) {
+      std::string message;
+      for (size_t i = 0; i < kBytes; i += kind.size()) message += kind;
+      std::string response, reason;
+      test::CallRaw(channel_, std::string("/ebbtide.v1.") + method, message, &response, &reason);
+      EXPECT_EQ(reason, "TOO_MANY_FIELDS") << method;
+    }
+  }
+
+  EXPECT_LT(PeakBytes(daemon_->pid()) - before, kMost);
+  ExpectWell();
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target) {
 }
 
 grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                     const std::string& request, std::string* response) {
+                     const std::string& request, std::string* response, std::string* reason) {
   grpc::GenericStub stub(channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
@@ -61,6 +61,12 @@ grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::s
                  });
   done.WaitForNotification();
   *response = FromBuffer(received);
+  if (reason != nullptr) {
+    const auto found = context.GetServerTrailingMetadata().find("ebbtide-reason");
+    *reason = found == context.GetServerTrailingMetadata().end()
+                  ? ""
+                  : std::string(found->second.data(), found->second.size());
+  }
   return status;
 }
 

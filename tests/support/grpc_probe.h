@@ -16,9 +16,11 @@ namespace ebbtide::test {
 // Connected within ten seconds, or the test fails.
 std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target);
 
-// Sends `request` to "/package.Service/Method" and waits, at most ten seconds.
+// Sends `request` to "/package.Service/Method" and waits, at most ten seconds. `reason`: of the
+// error, where it has one.
 grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                     const std::string& request, std::string* response);
+                     const std::string& request, std::string* response,
+                     std::string* reason = nullptr);
 
 // "SERVING", "NOT_SERVING", or the name of the error.
 std::string HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service);

@@ -66,20 +66,20 @@ TEST_F(AdmissionTest, AnswersAreBoundedWithRequestsButOneAloneIsNot) {
   {
     absl::StatusOr<Admission::Ticket> alone = admission_.Enter(10);
     ASSERT_THAT(alone, IsOk());
-    EXPECT_THAT(alone->Grow(1000), IsOk());
+    EXPECT_THAT(alone->Grow(1000, "answer"), IsOk());
   }
   absl::StatusOr<Admission::Ticket> first = admission_.Enter(10);
   ASSERT_THAT(first, IsOk());
-  ASSERT_THAT(first->Grow(50), IsOk());
+  ASSERT_THAT(first->Grow(50, "answer"), IsOk());
   absl::StatusOr<Admission::Ticket> second = admission_.Enter(0);
   ASSERT_THAT(second, IsOk());
 
-  const absl::Status refused = second->Grow(41);
-  EXPECT_THAT(refused,
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("answer, as it is held, of 41 B"), HasSubstr("hold 60 B"))));
+  const absl::Status refused = second->Grow(41, "call's answer, as it is held,");
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                AllOf(HasSubstr("this call's answer, as it is held, of 41 B"),
+                                      HasSubstr("hold 60 B"))));
   EXPECT_EQ(ReasonOf(refused), "SERVER_BUSY");
-  EXPECT_THAT(second->Grow(40), IsOk());
+  EXPECT_THAT(second->Grow(40, "answer"), IsOk());
 }
 
 TEST_F(AdmissionTest, ClosedTurnsEveryoneAwayAndWaitsForThoseWithin) {
