@@ -162,6 +162,10 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   // message that has arrived.
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(message_bytes_max);
+  // Otherwise gRPC unpacks a message to a thousand times its length, whatever limit is set.
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
   // Otherwise two daemons share a port and each call goes to either.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // One client alone can't hold all threads; what it calls beyond this waits on its own side.

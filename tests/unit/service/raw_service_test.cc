@@ -215,6 +215,20 @@ TEST_F(RawServiceTest, MessageThatIsCutOffOnItsWayIsNoBadOne) {
   EXPECT_EQ(Refused("BAD_MESSAGE"), 0);
 }
 
+TEST_F(RawServiceTest, PackedMessageIsNotUnpacked) {
+  const auto cache = v1::CacheService::NewStub(channel_);
+  v1::AppendRequest request = GoodAppend();
+  request.mutable_items(0)->mutable_k()->set_data(std::string(1 << 19, '\0'));  // Packs well.
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    v1::AppendResponse response;
+
+    EXPECT_EQ(cache->Append(&context, request, &response).error_code(),
+              grpc::StatusCode::UNIMPLEMENTED);
+  }
+}
+
 // While calls hold all that there is, another's message is not even looked at.
 TEST_F(RawServiceTest, CallIsAdmittedBeforeItsMessageIsRead) {
   absl::BlockingCounter blocked(16);
