@@ -285,5 +285,20 @@ TEST_F(HostileCallsTest, MessagesThatWouldSwellTakeNoMoreThanTheirBytes) {
   ExpectWell();
 }
 
+// Each would be a complaint of protobuf's.
+TEST_F(HostileCallsTest, MessagesThatAreNoTextDoNotFillTheLog) {
+  for (int i = 0; i < 200; ++i) {
+    std::string response;
+    EXPECT_EQ(
+        test::CallRaw(channel_, "/ebbtide.v1.CacheService/CloseSequence", "\x0a\x01\xff", &response)
+            .error_code(),
+        grpc::StatusCode::INVALID_ARGUMENT);
+  }
+
+  const std::string log = daemon_->ReadStderr();
+  EXPECT_THAT(log, testing::HasSubstr("\"event\":\"protobuf\""));
+  EXPECT_LT(std::count(log.begin(), log.end(), '\n'), 50) << log;
+}
+
 }  // namespace
 }  // namespace ebbtide
