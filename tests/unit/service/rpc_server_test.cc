@@ -6,10 +6,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -27,6 +25,7 @@
 #include "service/rpc/server.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/grpc_probe.h"
+#include "tests/support/http2_call.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "tests/unit/service/scripted_engine.h"
@@ -526,47 +525,9 @@ TEST_F(RpcServerTest, ConnectionsThatAreNotCallsLeaveTheServerWell) {
   EXPECT_EQ(HealthOf(channel_, ""), "SERVING");
 }
 
-std::string Frame(char type, char flags, char stream, const std::string& payload) {
-  std::string frame = {static_cast<char>(payload.size() >> 16),
-                       static_cast<char>(payload.size() >> 8),
-                       static_cast<char>(payload.size()),
-                       type,
-                       flags,
-                       0,
-                       0,
-                       0,
-                       stream};
-  return frame + payload;
-}
-
-// GetServerInfo, from a worker whose window takes no byte of an answer (RFC 7540).
-std::string CallThatReadsNothing() {
-  constexpr char kSettings = 4;
-  constexpr char kHeaders = 1;
-  constexpr char kData = 0;
-  const std::string path = "/ebbtide.v1.StatsService/GetServerInfo";
-  const auto text = [](const std::string& value) {
-    return static_cast<char>(value.size()) + value;
-  };
-  const std::string headers = std::string("\x83\x86\x04") + text(path) +  // POST, http, :path
-                              "\x01" + text("localhost") +                // :authority
-                              std::string("\x0f\x10") + text("application/grpc") +
-                              std::string(1, '\0') + text("te") + text("trailers");
-  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
-         Frame(kSettings, 0, 0, std::string("\0\4\0\0\0\0", 6)) +  // INITIAL_WINDOW_SIZE 0
-         Frame(kHeaders, 4, 1, headers) +                          // END_HEADERS
-         Frame(kData, 1, 1, std::string(5, '\0'));                 // END_STREAM
-}
-
 TEST_F(RpcServerTest, AnswerThatNobodyReadsIsCutOff) {
   Start();
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  config_.listen.socket_path.copy(address.sun_path, sizeof address.sun_path - 1);
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  const std::string call = CallThatReadsNothing();
-  ASSERT_EQ(::send(fd, call.data(), call.size(), MSG_NOSIGNAL), static_cast<ssize_t>(call.size()));
+  test::Http2Call call(config_.listen.socket_path, "/ebbtide.v1.StatsService/GetServerInfo", "");
 
   // Not before its time, however long that takes here.
   EXPECT_EQ(server_->CutOffUnread(), 0);
@@ -580,17 +541,9 @@ TEST_F(RpcServerTest, AnswerThatNobodyReadsIsCutOff) {
   EXPECT_EQ(server_->CutOffUnread(), 0);
   EXPECT_EQ(GetStats().refused().at("ANSWER_UNREAD"), 1);
 
-  // What arrives ends with the reset of the stream.
-  constexpr char kReset = 3;
-  const std::string reset = Frame(kReset, 0, 1, std::string(4, '\0')).substr(3, 6);
-  std::string arrived;
-  std::array<char, 4096> bytes = {};
-  while (arrived.find(reset) == std::string::npos) {
-    const ssize_t count = ::recv(fd, bytes.data(), bytes.size(), 0);
-    ASSERT_GT(count, 0);
-    arrived.append(bytes.data(), static_cast<size_t>(count));
-  }
-  ::close(fd);
+  const std::optional<test::Http2Frame> reset = call.Await(test::Http2Frame::kReset);
+  ASSERT_TRUE(reset.has_value());
+  EXPECT_EQ(reset->stream, 1);
 }
 
 TEST_F(RpcServerTest, AnswersThatWereReadAreForgotten) {
