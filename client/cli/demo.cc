@@ -88,6 +88,13 @@ absl::StatusOr<client::Client> ConnectTo(DaemonProcess& daemon, const DemoPlan& 
   }
 }
 
+// With the daemon's last words, where its end is why a call failed.
+absl::Status Explained(const absl::Status& status, DaemonProcess& daemon, const DemoPlan& plan) {
+  if (status.ok() || daemon.IsRunning()) return status;
+  return absl::UnavailableError(absl::StrFormat("demo: the daemon ended (%s); %s",
+                                                std::string(status.message()), LogTail(plan)));
+}
+
 std::string Introduction(const Trace& trace, const DemoPlan& plan, const client::ServerInfo& info) {
   return absl::StrFormat(
       "A real model's memory, in a place far too small for it.\n\n"
@@ -243,14 +250,12 @@ absl::StatusOr<bool> RunDemo(const Common& common, const DemoArgs& args) {
   const std::stop_callback end_daemon(stop, [&] { daemon->Kill(); });
   EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, ConnectTo(*daemon, plan, stop));
   EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
+  const std::vector<RunSpec> specs = Specs(budget);
+  EBBTIDE_RETURN_IF_ERROR(Explained(AskForRuns(client, trace, specs), *daemon, plan));
   if (common.output == Output::kTable) Print(Introduction(trace, plan, info));
   absl::StatusOr<ReplayReport> report =
-      PlayDemo(client, trace, Specs(budget), DescribeReplay(trace, path), stop);
-  if (!report.ok() && !daemon->IsRunning()) {
-    return absl::UnavailableError(absl::StrFormat(
-        "demo: the daemon ended (%s); %s", std::string(report.status().message()), LogTail(plan)));
-  }
-  EBBTIDE_RETURN_IF_ERROR(report.status());
+      PlayDemo(client, trace, specs, DescribeReplay(trace, path), stop);
+  EBBTIDE_RETURN_IF_ERROR(Explained(report.status(), *daemon, plan));
   Print(common.output == Output::kJson ? ToJson(*report).dump(2) + "\n"
                                        : RenderDemo(trace, *report));
   if (const absl::Status stopped = daemon->Stop(kStopTimeout); !stopped.ok()) {

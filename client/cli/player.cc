@@ -49,6 +49,30 @@ std::string ModelName(const Trace& trace) {
                          client::DtypeName(trace.dtype()), trace.scale);
 }
 
+struct Opened {
+  client::Sequence sequence;
+  uint32_t page_tokens = 0;
+  uint32_t chunk = 0;
+};
+
+absl::StatusOr<Opened> Open(const client::Client& client, const Trace& trace, const RunSpec& spec) {
+  EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
+  const client::Model model = {.name = ModelName(trace), .geometry = trace.geometry()};
+  EBBTIDE_ASSIGN_OR_RETURN(const client::RegisteredModel registered, client.RegisterModel(model));
+  const uint32_t chunk = std::min(spec.chunk == 0 ? ChunkFor(spec.prefill) : spec.chunk,
+                                  info.chunk_tokens_max == 0 ? kExactChunk : info.chunk_tokens_max);
+  EBBTIDE_ASSIGN_OR_RETURN(client::Sequence sequence, client.OpenSequence({.name = SequenceName(),
+                                                                           .model = model.name,
+                                                                           .policy = spec.policy,
+                                                                           .budget = spec.budget,
+                                                                           .prefill = spec.prefill,
+                                                                           .recall = spec.recall,
+                                                                           .chunk_tokens = chunk}));
+  return Opened{.sequence = std::move(sequence),
+                .page_tokens = registered.geometry.page_tokens,
+                .chunk = chunk};
+}
+
 class Run {
  public:
   Run(const client::Client& client, const ReplaySource& source, const RunSpec& spec,
@@ -57,7 +81,10 @@ class Run {
 
   absl::StatusOr<RunReport> Play() {
     const absl::Duration start = SteadyClock().SinceStart();
-    EBBTIDE_ASSIGN_OR_RETURN(const client::Sequence sequence, Open());
+    EBBTIDE_ASSIGN_OR_RETURN(const Opened opened, Open(client_, source_.trace, spec_));
+    const client::Sequence& sequence = opened.sequence;
+    page_tokens_ = opened.page_tokens;
+    chunk_ = opened.chunk;
     absl::Status played = PlayIn(sequence);
     const absl::Status closed = sequence.Close();
     if (!played.ok() && !closed.ok() && !absl::IsNotFound(closed) &&
@@ -73,24 +100,6 @@ class Run {
   }
 
  private:
-  absl::StatusOr<client::Sequence> Open() {
-    EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client_.GetServerInfo());
-    const Trace& trace = source_.trace;
-    const client::Model model = {.name = ModelName(trace), .geometry = trace.geometry()};
-    EBBTIDE_ASSIGN_OR_RETURN(const client::RegisteredModel registered,
-                             client_.RegisterModel(model));
-    page_tokens_ = registered.geometry.page_tokens;
-    chunk_ = std::min(spec_.chunk == 0 ? ChunkFor(spec_.prefill) : spec_.chunk,
-                      info.chunk_tokens_max == 0 ? kExactChunk : info.chunk_tokens_max);
-    return client_.OpenSequence({.name = SequenceName(),
-                                 .model = model.name,
-                                 .policy = spec_.policy,
-                                 .budget = spec_.budget,
-                                 .prefill = spec_.prefill,
-                                 .recall = spec_.recall,
-                                 .chunk_tokens = chunk_});
-  }
-
   absl::Status PlayIn(const client::Sequence& sequence) {
     const client::OpenedSequence& opened = sequence.opened();
     report_ = {.policy = spec_.policy,
@@ -265,6 +274,11 @@ std::optional<double> TargetOf(const std::string& recall) {
     if (argument.has_value() && absl::SimpleAtod(*argument, &target)) return target;
   }
   return std::nullopt;
+}
+
+absl::Status Ask(const client::Client& client, const Trace& trace, const RunSpec& spec) {
+  EBBTIDE_ASSIGN_OR_RETURN(const Opened opened, Open(client, trace, spec));
+  return opened.sequence.Close();
 }
 
 absl::StatusOr<RunReport> Play(const client::Client& client, const ReplaySource& source,

@@ -37,6 +37,10 @@ struct ReplaySource {
   const std::vector<LayerTruth>& truths;
 };
 
+// Whether the daemon would take a run: opens its sequence and closes it again. What it refuses a
+// run for at the start it refuses here, with its own codes.
+absl::Status Ask(const client::Client& client, const Trace& trace, const RunSpec& spec);
+
 // Plays `source` once, in a sequence of its own that is closed at the end, whatever happened.
 // `progress` hears the tokens played so far and may stop the run by an error.
 //   kFailedPrecondition  the daemon answered less than the whole trace

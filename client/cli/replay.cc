@@ -51,15 +51,27 @@ absl::StatusOr<std::vector<std::string>> Choices(const std::string& option,
   return SplitList(option, text);
 }
 
-absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const ReplayArgs& args,
-                                       const std::string& path, const std::stop_token& stop) {
+// A trace, and the runs that it is asked for.
+struct Planned {
+  Trace trace;
+  std::vector<RunSpec> specs;
+};
+
+absl::StatusOr<Planned> Plan(const ReplayArgs& args, const std::string& path,
+                             const std::stop_token& stop) {
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> layers, ParseLayers(args.layers));
-  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, layers, stop));
-  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
+  EBBTIDE_ASSIGN_OR_RETURN(Trace trace, ReadTrace(path, layers, stop));
+  EBBTIDE_ASSIGN_OR_RETURN(std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
+  return Planned{.trace = std::move(trace), .specs = std::move(specs)};
+}
+
+absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const Planned& planned,
+                                       const std::string& path, const std::stop_token& stop) {
+  const Trace& trace = planned.trace;
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace, stop));
   ReplayReport report = DescribeReplay(trace, path);
   EBBTIDE_ASSIGN_OR_RETURN(report.runs,
-                           PlayRuns(client, {.trace = trace, .truths = truths}, specs));
+                           PlayRuns(client, {.trace = trace, .truths = truths}, planned.specs));
   return report;
 }
 
@@ -125,6 +137,12 @@ absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t t
   return specs;
 }
 
+absl::Status AskForRuns(const client::Client& client, const Trace& trace,
+                        const std::vector<RunSpec>& specs) {
+  for (const RunSpec& spec : specs) EBBTIDE_RETURN_IF_ERROR(Ask(client, trace, spec));
+  return absl::OkStatus();
+}
+
 ReplayReport DescribeReplay(const Trace& trace, const std::string& path) {
   ReplayReport report{.trace = path,
                       .steps = trace.tokens - trace.prompt_length,
@@ -171,10 +189,16 @@ absl::StatusOr<bool> RunReplay(const Common& common, const ReplayArgs& args) {
   const std::stop_token stop = CatchInterrupts();
   EBBTIDE_ASSIGN_OR_RETURN(const client::Client client,
                            client::Client::Connect(common.socket, {.stop = stop}));
+  // All of them before the first is played: a mistake in the last would be found in an hour.
+  for (const std::string& path : args.traces) {
+    EBBTIDE_ASSIGN_OR_RETURN(const Planned planned, Plan(args, path, stop));
+    EBBTIDE_RETURN_IF_ERROR(AskForRuns(client, planned.trace, planned.specs));
+  }
   Json json = Json::array();
   bool is_sound = true;
   for (const std::string& path : args.traces) {
-    EBBTIDE_ASSIGN_OR_RETURN(const ReplayReport report, ReplayOne(client, args, path, stop));
+    EBBTIDE_ASSIGN_OR_RETURN(const Planned planned, Plan(args, path, stop));
+    EBBTIDE_ASSIGN_OR_RETURN(const ReplayReport report, ReplayOne(client, planned, path, stop));
     is_sound = is_sound && report.is_sound();
     if (common.output == Output::kTable) {
       Print((json.empty() ? "" : "\n") + RenderReport(report));

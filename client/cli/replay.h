@@ -44,6 +44,10 @@ absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t t
 absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace,
                                                       const std::stop_token& stop);
 
+// Whether the daemon would take every run of `specs`, asked before anything that takes long.
+absl::Status AskForRuns(const client::Client& client, const Trace& trace,
+                        const std::vector<RunSpec>& specs);
+
 // A report on `trace` that has no runs yet.
 ReplayReport DescribeReplay(const Trace& trace, const std::string& path);
 

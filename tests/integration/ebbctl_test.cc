@@ -305,6 +305,33 @@ TEST_F(EbbctlTest, BothProgramsAreOfOneVersion) {
   EXPECT_THAT(Out(), testing::MatchesRegex("ebbctl [0-9]+\\.[0-9]+\\.[0-9]+\n"));
 }
 
+// Exact attention of the long trace takes the better part of an hour, and comes after.
+TEST_F(EbbctlTest, WhatTheDaemonRefusesIsFoundBeforeAnythingLong) {
+  const auto daemon = StartDaemon();
+  WriteLongTrace();
+  const std::string replay = "replay --socket " + socket_ + " ";
+  const std::string missing = (folder_.path() / "missing").string();
+  for (const auto& [arguments, exit_code] : std::vector<std::pair<std::string, int>>{
+           {replay + long_trace_ + " --budget 512 --policy h2o,nosuch", 2},
+           {replay + long_trace_ + " --budget 512 --policy h2o --recall off,nosuch", 2},
+           {replay + long_trace_ + " --budget 1 --policy h2o", 2},
+           {replay + long_trace_ + " " + missing + " --budget 512 --policy h2o", 1},
+           {"demo --trace " + long_trace_ + " --budget 1", 2},
+           {"demo --trace " + long_trace_ + " --budget x", 2}}) {
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> process,
+                         DaemonProcess::Start(Ebbctl(arguments), "/dev/null"));
+    ASSERT_TRUE(process->EndsWithin(kLong)) << arguments;
+    EXPECT_THAT(process->Stop(kLong),
+                StatusIs(absl::StatusCode::kInternal,
+                         testing::EndsWith("exit code " + std::to_string(exit_code))))
+        << arguments << ": " << Err();
+    EXPECT_EQ(Out(), "");
+  }
+  ASSERT_OK_AND_ASSIGN(const client::Client client, client::Client::Connect(socket_));
+  EXPECT_THAT(client.ListSequences(), IsOkAndHolds(testing::IsEmpty()));
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
 // Of the demo's model, so that the examples do where people try them first.
 TEST_F(EbbctlTest, TheHelpsExamplesNameALaneThatIsThere) {
   ASSERT_OK_AND_ASSIGN(const std::string path, FindDemoTrace());

@@ -99,6 +99,9 @@ TEST_F(PlayerTest, DiscardedTokensAreAnErrorThatTheCertificateCovers) {
   EXPECT_LT(run.prefill_rel_error.max, 1e-6);
   EXPECT_THAT(run.not_met_by_reason, ElementsAre(Pair("RECALL_OFF", 2 * 16)));
   EXPECT_NEAR(run.bound_over_error_p50, 1.5, 0.01);
+  // Normalised alike: the fake certifies half as much again as the error of each head.
+  EXPECT_NEAR(run.certified_rel_error.mean, 1.5 * run.rel_error.mean, 1e-3);
+  EXPECT_NEAR(run.certified_rel_error.max, 1.5 * run.rel_error.max, 1e-3);
   EXPECT_EQ(run.answers_above_target, std::nullopt);
 }
 
@@ -171,6 +174,13 @@ TEST_F(PlayerTest, WorkIsCountedPerStepOverAllLayers) {
   EXPECT_EQ(run.touched_pages.total, 4);
   EXPECT_THAT(run.touched_pages.by_rung, ElementsAre(Pair("pages", 4)));
   EXPECT_THAT(run.touched_bytes.by_tier, ElementsAre(Pair("rocksdb", 200)));
+}
+
+TEST_F(PlayerTest, AskingPlaysNothingAndLeavesNothingOpen) {
+  EXPECT_OK(Ask(client_, trace_, Spec("off")));
+
+  EXPECT_THAT(daemon_.calls(), testing::IsEmpty());
+  EXPECT_EQ(daemon_.open_sequences(), 0);
 }
 
 TEST_F(PlayerTest, TheSequenceIsClosedWhateverHappened) {
