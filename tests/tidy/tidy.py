@@ -10,6 +10,7 @@ import sys
 import layers
 import links
 import opening
+import presets
 import reasons
 import sizes
 import words
@@ -20,6 +21,7 @@ RULES = {
     "layers": layers.check,
     "links": links.check_pages,
     "opening": opening.check,
+    "presets": presets.check,
     "reasons": reasons.check,
     "sizes": sizes.check,
     "words": words.check,

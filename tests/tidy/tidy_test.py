@@ -10,6 +10,7 @@ import unittest
 import layers
 import links
 import opening
+import presets
 import reasons
 import sizes
 import words
@@ -239,6 +240,20 @@ class LinksTest(unittest.TestCase):
             "cmake/a.cmake": "# scripts/gone.py\n",
             "docs/b.md": "# There\n",
         }), ["cmake/a.cmake:1", "gpu/a.h:2", "gpu/b.h:1", "gpu/b.h:2"])
+
+
+class PresetsTest(unittest.TestCase):
+    def broken(self, page):
+        text = '{"configurePresets": [{"name": "base", "hidden": true}, {"name": "dev"}]}'
+        table = "| `other` |\n| preset | what | leaves out |\n| --- | --- | --- |\n" + page
+        return places(presets.check, {"CMakePresets.json": text, "docs/testing.md": table})
+
+    def test_a_preset_without_a_row_and_a_row_without_a_preset_are_found(self):
+        self.assertEqual(self.broken("| `asan` | gone | – |\n"),
+                         ["docs/testing.md:1", "docs/testing.md:4"])
+
+    def test_every_preset_but_the_hidden_has_its_row(self):
+        self.assertEqual(self.broken("| `dev` | debug | – |\n"), [])
 
 
 class ReasonsTest(unittest.TestCase):
