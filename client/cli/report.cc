@@ -6,7 +6,10 @@
 #include "client/cli/report.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <string_view>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -21,8 +24,24 @@ Json ToJson(const Summary& summary) {
   return {{"mean", summary.mean}, {"p50", summary.p50}, {"p99", summary.p99}, {"max", summary.max}};
 }
 
+// As a page climbs: the daemon's words (proto/ebbtide/v1/cache.proto), others after them.
+constexpr std::array<std::string_view, 4> kLadder = {"digest", "coarse", "fine", "exact"};
+
+struct LadderOrder {
+  static size_t Place(const std::string& rung) {
+    return static_cast<size_t>(std::ranges::find(kLadder, rung) - kLadder.begin());
+  }
+  bool operator()(const std::string& a, const std::string& b) const {
+    return std::pair(Place(a), a) < std::pair(Place(b), b);
+  }
+};
+
 Json ToJson(const PerStep& touched) {
-  return {{"total", touched.total}, {"by_rung", touched.by_rung}, {"by_tier", touched.by_tier}};
+  Json by_rung = Json::object();
+  const std::map<std::string, double, LadderOrder> rungs(touched.by_rung.begin(),
+                                                         touched.by_rung.end());
+  for (const auto& [rung, value] : rungs) by_rung[rung] = value;
+  return {{"total", touched.total}, {"by_rung", by_rung}, {"by_tier", touched.by_tier}};
 }
 
 Json ToJson(const RunReport& run) {
@@ -34,6 +53,7 @@ Json ToJson(const RunReport& run) {
           {"protected_tokens", run.protected_tokens},
           {"host_budget_bytes", run.host_budget_bytes},
           {"rel_error", ToJson(run.rel_error)},
+          {"certified_error", ToJson(run.certified_rel_error)},
           {"prefill_rel_error", ToJson(run.prefill_rel_error)},
           {"worst_head_rel_error", run.worst_head_rel_error},
           {"certificate_violations", run.certificate_violations},
@@ -92,10 +112,10 @@ std::vector<Line> QualityLines() {
 
 std::vector<Line> PlaceLines() {
   return {
-      {"tokens in host", [](const auto& run) { return FormatCount(run.tokens.host); }},
+      {"lane-tokens in host", [](const auto& run) { return FormatCount(run.tokens.host); }},
       {"  in rocksdb", [](const auto& run) { return FormatCount(run.tokens.rocksdb); }},
       {"  in open blocks", [](const auto& run) { return FormatCount(run.tokens.open); }},
-      {"  in the working set", [](const auto& run) { return FormatCount(run.tokens.device); }},
+      {"  working set slots", [](const auto& run) { return FormatCount(run.tokens.device); }},
       {"demotions", [](const auto& run) { return FormatCount(run.demotions); }},
       {"bytes checked", [](const auto& run) { return FormatBytes(run.bytes_checked); }},
       {"  mismatches", [](const auto& run) { return FormatCount(run.byte_mismatches); }},
@@ -103,10 +123,15 @@ std::vector<Line> PlaceLines() {
   };
 }
 
-std::vector<Line> CostLines() {
+std::vector<Line> PageLines() {
   return {
       {"absent pages", [](const auto& run) { return FormatNumber(run.absent_pages); }},
       {"  touched per step", [](const auto& run) { return FormatNumber(run.touched_pages.total); }},
+  };
+}
+
+std::vector<Line> CostLines() {
+  return {
       {"  bytes per step", [](const auto& run) { return Bytes(run.touched_bytes.total); }},
       {"step p50", [](const auto& run) { return Seconds(run.step_seconds.p50); }},
       {"  p99", [](const auto& run) { return Seconds(run.step_seconds.p99); }},
@@ -117,7 +142,7 @@ std::vector<Line> CostLines() {
 // Rungs and reasons are named by the daemon, so their lines come from what the runs hold.
 std::vector<Line> NamedLines(const std::vector<RunReport>& runs, const std::string& what,
                              std::map<std::string, double> PerStep::*by) {
-  std::map<std::string, bool> names;
+  std::map<std::string, bool, LadderOrder> names;
   for (const RunReport& run : runs) {
     for (const auto& [name, pages] : run.touched_pages.*by) names[name] = true;
   }
@@ -173,9 +198,10 @@ std::string RenderReport(const ReplayReport& report) {
       report.runs, table);
   AddLines(QualityLines(), report.runs, table);
   AddLines(PlaceLines(), report.runs, table);
-  AddLines(CostLines(), report.runs, table);
+  AddLines(PageLines(), report.runs, table);
   AddLines(NamedLines(report.runs, "touched pages:", &PerStep::by_rung), report.runs, table);
   AddLines(NamedLines(report.runs, "touched pages in", &PerStep::by_tier), report.runs, table);
+  AddLines(CostLines(), report.runs, table);
   return text + table.Render();
 }
 

@@ -31,7 +31,7 @@ struct RunReport {
   uint32_t protected_tokens = 0;
   uint64_t host_budget_bytes = 0;
   Summary rel_error = {};            // Decode, over (step, layer).
-  Summary certified_rel_error = {};  // The same, as certified. In tables only.
+  Summary certified_rel_error = {};  // The same, as certified.
   Summary prefill_rel_error = {};
   double worst_head_rel_error = 0;      // Decode.
   uint64_t certificate_violations = 0;  // Per query token and head, prefill and decode.

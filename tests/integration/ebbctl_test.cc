@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -329,6 +330,44 @@ TEST_F(EbbctlTest, WhatTheDaemonRefusesIsFoundBeforeAnythingLong) {
   }
   ASSERT_OK_AND_ASSIGN(const client::Client client, client::Client::Connect(socket_));
   EXPECT_THAT(client.ListSequences(), IsOkAndHolds(testing::IsEmpty()));
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
+// The names of `fields` that `page` does not have between backticks. What lies below a name of
+// `by_name` is named by the daemon: reasons, rungs, tiers.
+void CollectMissing(const json& fields, const std::string& page,
+                    std::vector<std::string>& missing) {
+  static const std::set<std::string> by_name = {
+      "by_reason",        "by_rung",         "by_tier", "bytes_checked_by_tier",
+      "tokens_forgotten", "answers_not_met", "refused", "pages_lost"};
+  if (fields.is_array() && !fields.empty()) CollectMissing(fields.front(), page, missing);
+  if (!fields.is_object()) return;
+  for (const auto& [name, value] : fields.items()) {
+    if (page.find("`" + name + "`") == std::string::npos) missing.push_back(name);
+    if (!by_name.contains(name)) CollectMissing(value, page, missing);
+  }
+}
+
+TEST_F(EbbctlTest, EveryVerbAndEveryFieldIsOnItsPage) {
+  const std::string page = Text(EBBTIDE_SOURCE_DIR "/docs/ebbctl.md");
+  ASSERT_THAT(RunToEnd(Ebbctl("--help")), IsOkAndHolds(0));
+  std::istringstream help(Out().substr(Out().find("Subcommands:\n")));
+  std::vector<std::string> verbs;
+  std::string line;
+  std::getline(help, line);
+  while (std::getline(help, line) && line.starts_with("  ")) {
+    verbs.push_back(line.substr(2, line.find(' ', 2) - 2));
+  }
+  EXPECT_THAT(verbs, testing::Contains("replay"));
+  for (const std::string& verb : verbs) EXPECT_THAT(page, HasSubstr("| `ebbctl " + verb));
+
+  const auto daemon = StartDaemon();
+  std::vector<std::string> missing;
+  CollectMissing(Replay("--budget 50% --policy h2o --recall exact"), page, missing);
+  ASSERT_THAT(RunToEnd(Ebbctl("status -o json --socket " + socket_)), IsOkAndHolds(0));
+  CollectMissing(json::parse(Out()), page, missing);
+
+  EXPECT_THAT(missing, testing::IsEmpty());
   EXPECT_OK(daemon->Stop(kLong));
 }
 

@@ -85,6 +85,7 @@ TEST(PlanRunsTest, WhatIsNotSaidIsLeftToTheDaemon) {
 ReplayReport OneRun() {
   RunReport run{.policy = "h2o", .recall = "off", .prefill = "exact"};
   run.rel_error = {.mean = 0.1, .p50 = 0.2, .p99 = 0.3, .max = 0.4};
+  run.certified_rel_error = {.mean = 1.1, .p50 = 1.2, .p99 = 1.3, .max = 1.4};
   run.touched_pages = {.total = 3, .by_rung = {{"pages", 3}}, .by_tier = {{"rocksdb", 3}}};
   return {.trace = "t.safetensors", .steps = 5, .layers = {15}, .prompt_length = 9, .runs = {run}};
 }
@@ -101,14 +102,15 @@ TEST(ReportJsonTest, FieldsAreThoseThatReadersRelyOn) {
   EXPECT_THAT(Keys(json), ElementsAre("trace", "steps", "layers", "prompt_length", "runs"));
   EXPECT_THAT(Keys(json["runs"][0]),
               ElementsAre("policy", "policy_resolved", "recall", "prefill", "budget_tokens",
-                          "protected_tokens", "host_budget_bytes", "rel_error", "prefill_rel_error",
-                          "worst_head_rel_error", "certificate_violations", "not_met",
-                          "answers_above_target", "bytes_checked", "byte_mismatches", "bytes_lost",
-                          "bytes_checked_by_tier", "tokens", "demotions", "absent_pages",
-                          "touched_pages_per_step", "touched_bytes_per_step", "bound_over_error",
-                          "step_seconds", "wall_seconds"));
+                          "protected_tokens", "host_budget_bytes", "rel_error", "certified_error",
+                          "prefill_rel_error", "worst_head_rel_error", "certificate_violations",
+                          "not_met", "answers_above_target", "bytes_checked", "byte_mismatches",
+                          "bytes_lost", "bytes_checked_by_tier", "tokens", "demotions",
+                          "absent_pages", "touched_pages_per_step", "touched_bytes_per_step",
+                          "bound_over_error", "step_seconds", "wall_seconds"));
   const Json& run = json["runs"][0];
   EXPECT_EQ(run["rel_error"].dump(), R"({"mean":0.1,"p50":0.2,"p99":0.3,"max":0.4})");
+  EXPECT_EQ(run["certified_error"].dump(), R"({"mean":1.1,"p50":1.2,"p99":1.3,"max":1.4})");
   EXPECT_EQ(run["not_met"].dump(), R"({"count":0,"by_reason":{}})");
   EXPECT_EQ(run["touched_pages_per_step"].dump(),
             R"({"total":3.0,"by_rung":{"pages":3.0},"by_tier":{"rocksdb":3.0}})");
@@ -127,6 +129,26 @@ TEST(ReportTableTest, RunsStandSideBySide) {
   EXPECT_THAT(text, HasSubstr("t.safetensors: 9 prompt tokens, then 5 decode steps; layers 15"));
   EXPECT_THAT(text, testing::ContainsRegex("policy +h2o +snapkv\\+caote\n"));
   EXPECT_THAT(text, testing::ContainsRegex("touched pages: pages +3.00 +3.00\n"));
+}
+
+TEST(ReportTableTest, TouchedPagesComeInTheOrderOfTheLadderAndOfTheJson) {
+  ReplayReport report = OneRun();
+  report.runs[0].touched_pages = {
+      .total = 9,
+      .by_rung = {{"exact", 1}, {"unheard-of", 1}, {"coarse", 1}, {"fine", 1}, {"digest", 1}},
+      .by_tier = {{"rocksdb", 4}, {"host", 5}}};
+
+  EXPECT_THAT(Keys(ToJson(report)["runs"][0]["touched_pages_per_step"]["by_rung"]),
+              ElementsAre("digest", "coarse", "fine", "exact", "unheard-of"));
+  std::string text = RenderReport(report);
+  for (const char* line :
+       {"absent pages ", "  touched per step ", "touched pages: digest ", "touched pages: coarse ",
+        "touched pages: fine ", "touched pages: exact ", "touched pages: unheard-of ",
+        "touched pages in host ", "touched pages in rocksdb ", "  bytes per step ", "step p50 "}) {
+    const size_t at = text.find(line);
+    ASSERT_NE(at, std::string::npos) << line << "\n" << RenderReport(report);
+    text = text.substr(at);
+  }
 }
 
 TEST(ReportTest, OneUnsoundRunMakesTheReportUnsound) {
