@@ -217,13 +217,16 @@ std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
       "costs.\n\n",
       FormatCount(last.budget_tokens), FormatCount(trace.tokens));
   text += RunsTable(report.runs);
+  const uint64_t lanes = trace.kv_heads * trace.layers.size();
   text += absl::StrFormat(
-      "\nOf %s lane-tokens, %s left the working set; all are kept: %s in host memory, %s in "
-      "RocksDB,\n"
-      "%s in blocks still open.\n\n",
-      FormatCount(trace.tokens * trace.kv_heads * trace.layers.size()), FormatCount(last.demotions),
-      FormatCount(last.tokens.host), FormatCount(last.tokens.rocksdb),
-      FormatCount(last.tokens.open));
+      "\n%s tokens in %s lanes (layers: %s, kv heads: %s) are %s lane-tokens, a key and a value "
+      "each. In the last\n"
+      "run %s of them left the working set and %s are there still. All are kept below it: %s in\n"
+      "host memory, %s in RocksDB, %s in blocks still open.\n\n",
+      FormatCount(trace.tokens), FormatCount(lanes), FormatCount(trace.layers.size()),
+      FormatCount(trace.kv_heads), FormatCount(trace.tokens * lanes), FormatCount(last.demotions),
+      FormatCount(last.tokens.device), FormatCount(last.tokens.host),
+      FormatCount(last.tokens.rocksdb), FormatCount(last.tokens.open));
   text += absl::StrFormat(
       "Every key and value read back and compared: %s, %s mismatches, %s lost.\n"
       "Every error held against its certificate: %s violations.\n",

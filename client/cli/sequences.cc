@@ -72,10 +72,10 @@ std::string RenderSequences(const std::vector<client::SequenceSummary>& sequence
                {"prefill"},
                {"tokens", Align::kRight},
                {"budget", Align::kRight},
-               {"device", Align::kRight},
-               {"host", Align::kRight},
-               {"rocksdb", Align::kRight},
-               {"open", Align::kRight},
+               {"device slots", Align::kRight},
+               {"lane-tokens in host", Align::kRight},
+               {"in rocksdb", Align::kRight},
+               {"in open blocks", Align::kRight},
                {"idle", Align::kRight}});
   for (const client::SequenceSummary& sequence : sequences) {
     table.AddRow({sequence.name, sequence.model, sequence.policy, sequence.recall, sequence.prefill,

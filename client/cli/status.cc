@@ -87,7 +87,7 @@ std::string RenderTiers(const client::Stats& stats) {
                {"budget", Align::kRight},
                {"full", Align::kRight},
                {"blocks", Align::kRight},
-               {"tokens", Align::kRight},
+               {"lane-tokens", Align::kRight},
                {"corrupt pages", Align::kRight},
                {"place"}});
   for (const client::TierStats& tier : stats.tiers) {

@@ -4,6 +4,7 @@
 
 #include "client/cli/demo.h"
 
+#include <algorithm>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -79,6 +80,21 @@ TEST(DemoTest, TheVerdictSumsAllRuns) {
   EXPECT_THAT(text, HasSubstr("read back and compared: 2.00 KiB, 3 mismatches, 512 B lost."));
   EXPECT_THAT(text, HasSubstr("held against its certificate: 2 violations."));
   EXPECT_THAT(text, ContainsRegex("snapkv\\+caote +off .* 87.5 %"));
+}
+
+TEST(DemoTest, ItsNumbersSayWhatTheyCount) {
+  RunReport last{.policy = "snapkv+caote", .recall = "exact"};
+  last.tokens = {.device = 60, .host = 70, .rocksdb = 80, .open = 10};
+  last.demotions = 100;
+
+  std::string text = RenderDemo(SmallTrace(), {.runs = {last}});
+  std::replace(text.begin(), text.end(), '\n', ' ');  // Lines are broken where they are full.
+
+  EXPECT_THAT(text, HasSubstr("40 tokens in 4 lanes (layers: 2, kv heads: 2) are 160 lane-tokens, "
+                              "a key and a value each. In the last run 100 of them left the "
+                              "working set and 60 are there still."));
+  EXPECT_THAT(text, HasSubstr("All are kept below it: 70 in host memory, 80 in RocksDB, 10 in "
+                              "blocks still open."));
 }
 
 }  // namespace

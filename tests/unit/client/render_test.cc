@@ -137,8 +137,18 @@ TEST(StatusVerbTest, TiersSayWhatTheyHoldOfWhatTheyMay) {
                                        .tokens = 1234}}};
 
   EXPECT_THAT(RenderTiers(stats),
-              HasSubstr("host  ok     1.00 KiB  4.00 KiB  25.0 %       3   1,234"));
+              HasSubstr("host  ok     1.00 KiB  4.00 KiB  25.0 %       3        1,234"));
   EXPECT_THAT(Complaints(stats), testing::IsEmpty());
+}
+
+// A slot holds a copy, a lane-token lies in one place: no column mixes them.
+TEST(StatusVerbTest, ColumnsSayWhatTheyCount) {
+  const std::string tiers = RenderTiers({});
+  const std::string sequences = RenderSequences({client::SequenceSummary{}});
+
+  EXPECT_THAT(tiers, testing::ContainsRegex("blocks  lane-tokens  corrupt pages"));
+  EXPECT_THAT(sequences, HasSubstr("tokens  budget  device slots  lane-tokens in host  in rocksdb  "
+                                   "in open blocks  idle"));
 }
 
 TEST(StatusVerbTest, ADegradedTierAndLostPagesAreComplaints) {
