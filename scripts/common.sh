@@ -18,7 +18,7 @@ die() {
 }
 
 # The comment at the top of the script is its help.
-show_help() { sed -n '3,/^[^#]/{ s/^# \{0,1\}//p; }' "$0"; }
+show_help() { sed -n '3,/^[^#]/{ s/^# \{0,1\}//p; }' "$self"; }
 
 job_count() { echo "${JOBS:-$(nproc)}"; }
 

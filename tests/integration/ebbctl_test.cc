@@ -371,6 +371,65 @@ TEST_F(EbbctlTest, EveryVerbAndEveryFieldIsOnItsPage) {
   EXPECT_OK(daemon->Stop(kLong));
 }
 
+// scripts/demo in a tree where nothing can be built: what comes after its arguments ends with 3.
+class DemoScriptTest : public EbbctlTest {
+ protected:
+  DemoScriptTest() {
+    const std::filesystem::path scripts = folder_.path() / "scripts";
+    std::filesystem::create_directory(scripts);
+    for (const char* script : {"demo", "common.sh"}) {
+      std::filesystem::copy_file(std::string(EBBTIDE_SOURCE_DIR "/scripts/") + script,
+                                 scripts / script);
+    }
+    std::ofstream(scripts / "bootstrap") << "#!/bin/sh\nexit 3\n";
+    std::filesystem::permissions(scripts / "bootstrap", std::filesystem::perms::owner_all);
+  }
+
+  absl::StatusOr<int> Demo(const std::string& arguments) const {
+    const std::string script =
+        "cd '" + tmp_.string() + "' && ../scripts/demo " + arguments + " > " + out_ + " 2> " + err_;
+    return RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}});
+  }
+};
+
+TEST_F(DemoScriptTest, AWrongArgumentIsFoundBeforeAnythingIsBuilt) {
+  for (const auto& [arguments, mistake] : std::vector<std::pair<const char*, const char*>>{
+           {"--bogus", "unknown argument '--bogus'"},
+           {"--budget 5% bogus", "unknown argument 'bogus'"},
+           {"--budget", "--budget needs a value"},
+           {"--trace missing", "there is no file "},
+           {"-o yaml", "-o: table or json"}}) {
+    EXPECT_THAT(Demo(arguments), IsOkAndHolds(2)) << arguments;
+    EXPECT_THAT(Err(), AllOf(HasSubstr(mistake), HasSubstr("see scripts/demo --help")))
+        << arguments;
+  }
+}
+
+TEST_F(DemoScriptTest, HelpIsAllThatIsAskedForWhereverItStands) {
+  for (const char* arguments : {"--help", "-h", "--budget 5% --help"}) {
+    EXPECT_THAT(Demo(arguments), IsOkAndHolds(0)) << arguments;
+    EXPECT_THAT(Out(), testing::StartsWith("Usage: scripts/demo [--trace FILE]")) << arguments;
+    EXPECT_EQ(Err(), "");
+  }
+}
+
+TEST_F(DemoScriptTest, WhatTheDemoTakesTheScriptTakes) {
+  std::ofstream(tmp_ / "trace") << "text";
+  ASSERT_THAT(RunToEnd(Ebbctl("demo --help")), IsOkAndHolds(0));
+  const std::string help = Out();
+  std::string options;
+  for (size_t at = 0; (at = help.find("\n  --", at)) != std::string::npos;) {
+    at += 3;
+    const std::string option = help.substr(at, help.find(' ', at) - at);
+    options += option + (option == "--trace" ? " trace " : " 5% ");
+  }
+  EXPECT_THAT(options, AllOf(HasSubstr("--trace trace"), HasSubstr("--budget 5%")));
+
+  EXPECT_THAT(Demo(options), IsOkAndHolds(3)) << options << Err();
+  EXPECT_THAT(Demo("-o json --budget=512 --trace='" + std::string(kTrace) + "'"), IsOkAndHolds(3))
+      << Err();
+}
+
 // Of the demo's model, so that the examples do where people try them first.
 TEST_F(EbbctlTest, TheHelpsExamplesNameALaneThatIsThere) {
   ASSERT_OK_AND_ASSIGN(const std::string path, FindDemoTrace());
