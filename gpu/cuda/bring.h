@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What each operation reads and writes: replaces the arrays that its args name by ones that the
-// device reaches. Tested by tests/unit/gpu/backend_test.cc.
+// device reaches. Args are checked before, since their sizes say how much is copied.
+// Tested by tests/unit/gpu/backend_test.cc and the contracts' own tests.
 
 #pragma once
 
@@ -13,6 +14,7 @@
 namespace ebbtide::gpu {
 
 inline void Bring(AppendArgs& args, CarriedArrays& arrays) {
+  CheckAppend(args);
   const size_t row_bytes = RowBytes(args.dtype, args.head_dim);
   const auto tokens = static_cast<size_t>(args.tokens);
   size_t stride = args.stride;
@@ -27,7 +29,8 @@ inline void Bring(AppendArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(AttendArgs& args, CarriedArrays& arrays) {
-  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  CheckAttend(args);
+  arrays.In(args.extents, ExtentPart::kKeysAndValues, RowBytes(args.dtype, args.head_dim));
   arrays.In(args.query);
   arrays.In(args.query_index);
   arrays.Out(args.output);
@@ -36,6 +39,7 @@ inline void Bring(AttendArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(BoundArgs& args, CarriedArrays& arrays) {
+  CheckBound(args);
   arrays.In(args.query);
   arrays.In(args.digest, DigestBytes(args.head_dim));
   arrays.In(args.absent);
@@ -47,6 +51,7 @@ inline void Bring(BoundArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(CodeErrorArgs& args, CarriedArrays& arrays) {
+  CheckCodeErrors(args);
   arrays.In(args.query);
   arrays.In(args.digest);
   arrays.In(args.coarse);
@@ -60,7 +65,8 @@ inline void Bring(CodeErrorArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(DamageArgs& args, CarriedArrays& arrays) {
-  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  CheckDamage(args);
+  arrays.In(args.extents, ExtentPart::kValues, RowBytes(args.dtype, args.head_dim));
   arrays.In(args.logits);
   arrays.In(args.lse);
   arrays.In(args.centre);
@@ -70,6 +76,7 @@ inline void Bring(DamageArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(DecodeArgs& args, CarriedArrays& arrays) {
+  CheckDecode(args);
   arrays.In(args.digest);
   arrays.In(args.coarse);
   arrays.In(args.fine);
@@ -77,11 +84,13 @@ inline void Bring(DecodeArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(DigestArgs& args, CarriedArrays& arrays) {
+  CheckDigest(args);
   arrays.In(args.page);
   arrays.Out(args.digest);
 }
 
 inline void Bring(EncodeArgs& args, CarriedArrays& arrays) {
+  CheckEncode(args);
   arrays.In(args.page);
   arrays.In(args.digest);
   arrays.Out(args.coarse);
@@ -89,23 +98,27 @@ inline void Bring(EncodeArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(GatherArgs& args, CarriedArrays& arrays) {
+  CheckGather(args);
   arrays.In(args.key_slot, args.shape.row_bytes());
   arrays.In(args.value_slot, args.shape.row_bytes());
   arrays.Out(args.page);
 }
 
 inline void Bring(GeometryArgs& args, CarriedArrays& arrays) {
-  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  CheckGeometry(args);
+  arrays.In(args.extents, ExtentPart::kKeys, RowBytes(args.dtype, args.head_dim));
   arrays.Out(args.score);
 }
 
 inline void Bring(MassArgs& args, CarriedArrays& arrays) {
+  CheckMass(args);
   arrays.In(args.logits);
   arrays.In(args.lse);
   arrays.InOut(args.mass);
 }
 
 inline void Bring(MergeArgs& args, CarriedArrays& arrays) {
+  CheckMerge(args);
   arrays.In(args.part_output);
   arrays.In(args.part_lse);
   arrays.InOut(args.output);
@@ -113,19 +126,22 @@ inline void Bring(MergeArgs& args, CarriedArrays& arrays) {
 }
 
 inline void Bring(ValueDistanceArgs& args, CarriedArrays& arrays) {
+  CheckValueDistance(args);
   arrays.In(args.output);
   arrays.In(args.digest, DigestBytes(args.head_dim));
   arrays.Out(args.distance);
 }
 
 inline void Bring(WeightedValueArgs& args, CarriedArrays& arrays) {
-  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  CheckWeightedValue(args);
+  arrays.In(args.extents, ExtentPart::kValues, RowBytes(args.dtype, args.head_dim));
   arrays.In(args.weight);
   arrays.Out(args.output);
 }
 
 inline void Bring(WindowArgs& args, CarriedArrays& arrays) {
-  arrays.In(args.extents, RowBytes(args.dtype, args.head_dim));
+  CheckWindow(args);
+  arrays.In(args.extents, ExtentPart::kKeys, RowBytes(args.dtype, args.head_dim));
   arrays.In(args.query);
   arrays.In(args.query_index);
   arrays.Out(args.mass);

@@ -126,12 +126,12 @@ void CarriedArrays::Out(std::span<std::byte* const>& list, size_t row_bytes) {
   list = rows;
 }
 
-void CarriedArrays::In(std::span<const Extent>& extents, size_t row_bytes) {
+void CarriedArrays::In(std::span<const Extent>& extents, ExtentPart part, size_t row_bytes) {
   std::vector<Extent>& placed = extents_.emplace_back(extents.begin(), extents.end());
   for (Extent& extent : placed) {
-    const auto slots = static_cast<size_t>(extent.slots);
-    extent.key = In(extent.key, slots * row_bytes);
-    extent.value = In(extent.value, slots * row_bytes);
+    const size_t bytes = static_cast<size_t>(extent.slots) * row_bytes;
+    extent.key = part == ExtentPart::kValues ? nullptr : In(extent.key, bytes);
+    extent.value = part == ExtentPart::kKeys ? nullptr : In(extent.value, bytes);
   }
   // Indices are no results, and those of neighbours usually lie side by side: one piece.
   for (size_t first = 0, end = 0; first < placed.size(); first = end) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -23,6 +24,9 @@
 #include "gpu/extent.h"
 
 namespace ebbtide::gpu {
+
+// What of extents an operation reads, beside their indices.
+enum class ExtentPart : uint8_t { kKeys, kValues, kKeysAndValues };
 
 // For each launch: arrays are brought, CarryOver, the launch, CarryBack; where one of these fails,
 // Abandon. After the stream's Wait: Deliver. A failure to make room is what CarryOver answers.
@@ -59,10 +63,11 @@ class CarriedArrays {
   }
   // `count` rows, `stride` bytes apart; dense afterwards where they were not in reach.
   void InRows(const std::byte*& rows, size_t count, size_t row_bytes, size_t& stride);
-  // Lists of rows or of extents, whose arrays are replaced.
+  // Lists of rows or of extents, whose arrays are replaced. What of an extent is not read is not
+  // looked at, and null afterwards.
   void In(std::span<const std::byte* const>& list, size_t row_bytes);
   void Out(std::span<std::byte* const>& list, size_t row_bytes);
-  void In(std::span<const Extent>& extents, size_t row_bytes);
+  void In(std::span<const Extent>& extents, ExtentPart part, size_t row_bytes);
 
   absl::Status CarryOver();
   absl::Status CarryBack();

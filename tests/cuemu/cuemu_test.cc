@@ -14,6 +14,7 @@
 
 #include "gpu/cuda/port.h"
 #include "tests/cuemu/cuemu_fixture.h"
+#include "tests/cuemu/device.h"
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" const char* __tsan_default_options();  // NOLINT(bugprone-reserved-identifier): TSan's.
@@ -242,6 +243,23 @@ TEST_F(CuemuTest, FreshMemoryHoldsNoNumbers) {
   EXPECT_TRUE(std::isnan(*memory));
 
   EXPECT_EQ(cudaFree(memory), cudaSuccess);
+}
+
+TEST_F(CuemuTest, HiddenMemoryIsForWorkOfAStreamAlone) {
+  cuemu::SetDevice({.hides_memory = true});
+  int* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), 64 * sizeof(int)), cudaSuccess);
+  int value = 0;
+
+  Run(&Store, 1, 1, memory + 63, 7);
+  cudaMemcpyAsync(&value, memory + 63, sizeof(int), cudaMemcpyDeviceToHost, stream_);
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(value, 7);
+  EXPECT_DEATH(memory[0] = 1, "");
+  EXPECT_DEATH(Run(&Store, 1, 1, memory + 64, 7), "") << "behind its end there is nothing";
+
+  EXPECT_EQ(cudaFree(memory), cudaSuccess);
+  cuemu::SetDevice({});
 }
 
 TEST_F(CuemuTest, BrokenDeviceSaysSoAtEveryWait) {

@@ -18,6 +18,12 @@
 namespace {
 
 constexpr size_t kGranularity = size_t{2} << 20;
+constexpr size_t kPage = 4096;
+constexpr size_t kAlignment = 256;  // cudaMalloc's.
+
+size_t RoundUp(size_t bytes, size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 
 // Physical memory of a chunk; where it is mapped, if it is.
 struct Chunk {
@@ -29,6 +35,7 @@ struct State {
   std::mutex mutex;
   cuemu::DeviceTraits traits;
   size_t taken_bytes = 0;
+  size_t locked_bytes = 0;  // Of the host: pinned or registered.
   size_t registered_bytes = 0;
   std::map<void*, size_t> registered;
   std::map<CUdeviceptr, size_t> ranges;
@@ -205,6 +212,42 @@ void GiveDeviceBytes(size_t bytes) {
   TheState().taken_bytes -= bytes;
 }
 
+bool TakeLockedBytes(size_t bytes) {
+  const std::lock_guard lock(TheState().mutex);
+  if (TheState().locked_bytes + bytes > TheState().traits.lockable_bytes) return false;
+  TheState().locked_bytes += bytes;
+  return true;
+}
+void GiveLockedBytes(size_t bytes) {
+  const std::lock_guard lock(TheState().mutex);
+  TheState().locked_bytes -= bytes;
+}
+
+bool HidesMemory() {
+  const std::lock_guard lock(TheState().mutex);
+  return TheState().traits.hides_memory;
+}
+
+void* MapHidden(size_t bytes) {
+  const size_t pages = RoundUp(bytes, kPage);
+  void* const mapped = mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  std::memset(mapped, 0xFF, pages);
+  mprotect(static_cast<std::byte*>(mapped) + pages, kPage, PROT_NONE);
+  const std::lock_guard lock(TheState().mutex);
+  TheState().accessible[reinterpret_cast<uintptr_t>(mapped)] = pages;
+  if (TheState().working == 0) mprotect(mapped, pages, PROT_NONE);
+  return static_cast<std::byte*>(mapped) + (pages - RoundUp(bytes, kAlignment));
+}
+void UnmapHidden(void* memory, size_t bytes) {
+  const size_t pages = RoundUp(bytes, kPage);
+  std::byte* const mapped = static_cast<std::byte*>(memory) - (pages - RoundUp(bytes, kAlignment));
+  const std::lock_guard lock(TheState().mutex);
+  TheState().accessible.erase(reinterpret_cast<uintptr_t>(mapped));
+  munmap(mapped, pages + kPage);
+}
+
 Working::Working() {
   const std::lock_guard lock(TheState().mutex);
   if (TheState().working++ > 0) return;  // Work that waits for another stream's.
@@ -254,24 +297,26 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
-  const std::lock_guard lock(TheState().mutex);
   State& state = TheState();
-  if (state.registered.contains(memory)) {
-    return cuemu::Answer(cudaErrorHostMemoryAlreadyRegistered);
+  {
+    const std::lock_guard lock(state.mutex);
+    if (state.registered.contains(memory)) {
+      return cuemu::Answer(cudaErrorHostMemoryAlreadyRegistered);
+    }
   }
-  if (state.registered_bytes + bytes > state.traits.lockable_bytes) {
-    return cuemu::Answer(cudaErrorMemoryAllocation);
-  }
+  if (!cuemu::TakeLockedBytes(bytes)) return cuemu::Answer(cudaErrorMemoryAllocation);
+  const std::lock_guard lock(state.mutex);
   state.registered[memory] = bytes;
   state.registered_bytes += bytes;
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* memory) {
-  const std::lock_guard lock(TheState().mutex);
   State& state = TheState();
+  const std::lock_guard lock(state.mutex);
   const auto found = state.registered.find(memory);
   if (found == state.registered.end()) return cuemu::Answer(cudaErrorHostMemoryNotRegistered);
   state.registered_bytes -= found->second;
+  state.locked_bytes -= found->second;
   state.registered.erase(found);
   return cudaSuccess;
 }

@@ -21,8 +21,8 @@ struct DeviceTraits {
   bool has_virtual_memory = true;
   bool exports_files = true;
   bool reads_host_addresses = true;
-  bool hides_memory = false;  // Virtual memory faults but where work of a stream reads it.
-  size_t lockable_bytes = size_t{1} << 40;  // Of host memory.
+  bool hides_memory = false;                // Its memory faults but where work of a stream uses it.
+  size_t lockable_bytes = size_t{1} << 40;  // Of host memory: registered or pinned.
 };
 
 // The one there is from now on; DeviceTraits() at first.
@@ -37,6 +37,15 @@ int RangesReserved();
 // For the runtime: takes device memory from what there is, or answers that it is full.
 bool TakeDeviceBytes(size_t bytes);
 void GiveDeviceBytes(size_t bytes);
+// And host memory that stays locked.
+bool TakeLockedBytes(size_t bytes);
+void GiveLockedBytes(size_t bytes);
+
+// For the runtime: memory that hides like the rest, holding 0xFF, its end before a page that nobody
+// may touch; null where there is none. Must be given back with the same size.
+void* MapHidden(size_t bytes);
+void UnmapHidden(void* memory, size_t bytes);
+bool HidesMemory();
 
 // For the runtime: while it lives, work of a stream runs, which sees what is hidden. One at a time.
 class Working {

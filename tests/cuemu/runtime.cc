@@ -40,10 +40,16 @@ struct Event {
   uint64_t after = 0;
 };
 
+struct Allocated {
+  size_t bytes = 0;
+  bool is_hidden = false;  // By cuemu::MapHidden.
+};
+
 struct Device {
   std::recursive_mutex mutex;  // Work that waits for an event runs another stream's.
   std::set<Stream*> streams;
-  std::map<void*, size_t> allocated;            // By cudaMalloc.
+  std::map<void*, Allocated> allocated;         // By cudaMalloc.
+  std::map<void*, size_t> pinned;               // By cudaHostAlloc.
   std::atomic<cudaError_t> last = cudaSuccess;  // Answered without the lock, which others hold.
   std::atomic<bool> is_broken = false;
   bool is_capture_spoiled = false;  // By a call that a graph can't hold.
@@ -55,11 +61,12 @@ Device& TheDevice() {
 }
 
 void RunUntil(Stream& stream, uint64_t count) {
+  if (stream.done >= count) return;
+  const cuemu::Working working;
   while (stream.done < count) {
     const Work work = std::move(stream.queue.front());
     stream.queue.pop_front();
     ++stream.done;
-    const cuemu::Working working;
     work();
   }
 }
@@ -84,21 +91,32 @@ Event* Real(cudaEvent_t event) {
   return reinterpret_cast<Event*>(event);
 }
 
-cudaError_t Allocate(void** memory, size_t bytes) {
+// Memory that holds 0xFF; null where there is none.
+void* Plain(size_t bytes) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 256, bytes) != 0) return nullptr;
+  std::memset(memory, 0xFF, bytes);
+  return memory;
+}
+
+cudaError_t Allocate(void** memory, size_t bytes, void* (*from)(size_t)) {
   const std::lock_guard lock(TheDevice().mutex);
   if (SpoilsCapture()) return Answer(cudaErrorStreamCaptureUnsupported);
-  if (posix_memalign(memory, 256, bytes) != 0) return Answer(cudaErrorMemoryAllocation);
-  std::memset(*memory, 0xFF, bytes);
-  return Answer(cudaSuccess);
+  *memory = from(bytes);
+  return Answer(*memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
+}
+
+// What `map` holds at `memory`, which it holds no longer.
+template <class Value>
+Value Take(std::map<void*, Value>& map, void* memory) {
+  const auto taken = map.extract(memory);
+  return taken.empty() ? Value() : taken.mapped();
 }
 
 // Freeing waits for the whole device, as CUDA does.
-cudaError_t Free(void* memory) {
-  const std::lock_guard lock(TheDevice().mutex);
+void AwaitDevice() {
   (void)SpoilsCapture();
   RunAll();
-  std::free(memory);
-  return Answer(cudaSuccess);
 }
 
 }  // namespace
@@ -142,20 +160,44 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   const std::lock_guard lock(TheDevice().mutex);
   if (TheDevice().is_broken) return Answer(cudaErrorLaunchFailure);
   if (!cuemu::TakeDeviceBytes(bytes)) return Answer(cudaErrorMemoryAllocation);
-  const cudaError_t error = Allocate(memory, bytes);
-  TheDevice().allocated[*memory] = bytes;
+  const bool is_hidden = cuemu::HidesMemory();
+  const cudaError_t error = Allocate(memory, bytes, is_hidden ? &cuemu::MapHidden : &Plain);
+  if (error == cudaSuccess) {
+    TheDevice().allocated[*memory] = {bytes, is_hidden};
+  } else {
+    cuemu::GiveDeviceBytes(bytes);
+  }
   return error;
 }
 cudaError_t cudaFree(void* memory) {
   const std::lock_guard lock(TheDevice().mutex);
-  cuemu::GiveDeviceBytes(std::exchange(TheDevice().allocated[memory], 0));
-  return Free(memory);
+  const Allocated allocated = Take(TheDevice().allocated, memory);
+  cuemu::GiveDeviceBytes(allocated.bytes);
+  AwaitDevice();
+  if (allocated.is_hidden) {
+    cuemu::UnmapHidden(memory, allocated.bytes);
+  } else {
+    std::free(memory);
+  }
+  return Answer(cudaSuccess);
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
-  return Allocate(memory, bytes);
+  const std::lock_guard lock(TheDevice().mutex);
+  if (!cuemu::TakeLockedBytes(bytes)) return Answer(cudaErrorMemoryAllocation);
+  const cudaError_t error = Allocate(memory, bytes, &Plain);
+  if (error == cudaSuccess) {
+    TheDevice().pinned[*memory] = bytes;
+  } else {
+    cuemu::GiveLockedBytes(bytes);
+  }
+  return error;
 }
 cudaError_t cudaFreeHost(void* memory) {
-  return Free(memory);
+  const std::lock_guard lock(TheDevice().mutex);
+  AwaitDevice();
+  cuemu::GiveLockedBytes(Take(TheDevice().pinned, memory));
+  std::free(memory);
+  return Answer(cudaSuccess);
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/,

@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/support/random_seed.h"
+#include "tests/unit/gpu/forbidden_memory.h"
 #include "tests/unit/gpu/implementation.h"
 #include "tests/unit/gpu/sample_lane.h"
 #include "tests/unit/gpu/scores_on_cuda.h"
@@ -299,6 +300,33 @@ TEST_P(DamageTest, EveryTargetAgreesWithTheReferenceOnLongLanes) {
       }
     }
   }
+}
+
+TEST_P(DamageTest, KeysAreNeverTouched) {
+  const SampleLane lane({.dtype = GetParam().dtype, .head_dim = 16, .slots = 40}, random_);
+  const Question question(lane, 2, 8.0, random_);
+  const ForbiddenMemory forbidden;
+  std::vector<Extent> extents = lane.extents();
+  for (Extent& extent : extents) extent.key = forbidden.bytes();
+  std::vector<float> damage(lane.slots()), fast(lane.slots()), expected(lane.slots());
+  std::vector<float> output(2 * lane.dim());
+
+  DamageArgs args = question.Args(damage);
+  args.extents = extents;
+  Run(args);
+  args.damage = fast;
+  implementation_.Choose(FastDamageReference, FastDamageCpu, FastDamageOnCuda)(args);
+  implementation_.Choose(WeightedValueReference, WeightedValueCpu,
+                         WeightedValueOnCuda)({.dtype = GetParam().dtype,
+                                               .head_dim = 16,
+                                               .rows = 2,
+                                               .extents = extents,
+                                               .weight = question.logits,
+                                               .output = output});
+
+  EXPECT_EQ(damage, Damage(question));
+  FastDamageReference(question.Args(expected));
+  for (size_t s = 0; s < lane.slots(); ++s) EXPECT_NEAR(fast[s], expected[s], 1e-5 * expected[s]);
 }
 
 TEST_P(DamageTest, RowThatSawNothingAddsNothing) {

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/support/random_seed.h"
+#include "tests/unit/gpu/forbidden_memory.h"
 #include "tests/unit/gpu/implementation.h"
 #include "tests/unit/gpu/sample_lane.h"
 #include "tests/unit/gpu/scores_on_cuda.h"
@@ -23,16 +24,31 @@ class GeometryTest : public testing::TestWithParam<ImplementationCase> {
  protected:
   std::vector<float> KeyDiff(const SampleLane& lane) {
     std::vector<float> score(lane.slots(), 99.0F);
-    implementation_.Choose(KeyDiffReference, KeyDiffCpu,
-                           KeyDiffOnCuda)({.dtype = lane.options().dtype,
-                                           .head_dim = lane.options().head_dim,
-                                           .extents = lane.extents(),
-                                           .score = score});
+    Run({.dtype = lane.options().dtype,
+         .head_dim = lane.options().head_dim,
+         .extents = lane.extents(),
+         .score = score});
     return score;
+  }
+  void Run(const GeometryArgs& args) const {
+    implementation_.Choose(KeyDiffReference, KeyDiffCpu, KeyDiffOnCuda)(args);
   }
 
   Implementation implementation_{GetParam().name};
 };
+
+TEST_P(GeometryTest, ValuesAreNeverTouched) {
+  std::mt19937_64 random(test::RandomSeed());
+  const SampleLane lane({.dtype = GetParam().dtype, .head_dim = 24, .slots = 70}, random);
+  const ForbiddenMemory forbidden;
+  std::vector<Extent> extents = lane.extents();
+  for (Extent& extent : extents) extent.value = forbidden.bytes();
+  std::vector<float> score(lane.slots(), 99.0F);
+
+  Run({.dtype = GetParam().dtype, .head_dim = 24, .extents = extents, .score = score});
+
+  EXPECT_EQ(score, KeyDiff(lane));
+}
 
 double Cosine(const SampleLane& lane, size_t s, size_t t) {
   double dot = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CUDA kernels as the contracts' tests call them: one lane, done on return. They run on the
-// emulator (tests/cuemu), where device memory is this process's, or in gpu_device_tests on a
-// device, which arrays are carried to and back from; without CUDA's headers they are not built, and
-// kHasCuda is false.
+// emulator (tests/cuemu), or in gpu_device_tests on a device; arrays are carried to both and back,
+// but not under the address sanitizer, which sees the borders of the test's own. Without CUDA's
+// headers they are not built, and kHasCuda is false.
 
 #pragma once
 
@@ -33,22 +33,62 @@
 #include "gpu/cuda/cuda_stream.h"
 #include "gpu/cuda/kernels.h"
 #endif
+#if defined(EBBTIDE_CUDA_EMULATED)
+#include "tests/cuemu/device.h"
+#endif
 
 namespace ebbtide::gpu {
+
+// While one lives, nothing is carried: kernels work on arrays where they lie. Only the emulator's
+// can, whose device memory is this process's.
+class InPlace {
+ public:
+#if defined(EBBTIDE_CUDA_DEVICE)
+  static constexpr bool kIsPossible = false;
+#else
+  static constexpr bool kIsPossible = true;
+#endif
+
+  InPlace() {
+    ++living_;
+  }
+  ~InPlace() {
+    --living_;
+  }
+  InPlace(const InPlace&) = delete;
+  InPlace& operator=(const InPlace&) = delete;
+
+#if defined(__SANITIZE_ADDRESS__)
+  static bool is_on() {
+    return true;
+  }
+#else
+  static bool is_on() {
+    return living_ > 0;
+  }
+#endif
+
+ private:
+  static inline int living_ = 0;
+};
 
 #if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
 
 inline constexpr bool kHasCuda = true;
 
-#if defined(EBBTIDE_CUDA_DEVICE)
 // Why kernels can't be run here; "" where they can.
 inline std::string WhyNoCuda() {
+#if defined(EBBTIDE_CUDA_DEVICE)
   static const absl::Status status = FindCudaDevice().status();
   return std::string(status.message());
+#else
+  return "";
+#endif
 }
 
 // What only tests carry: the product's selection and pooling run on the host.
 inline void Bring(AttendPageArgs& args, CarriedArrays& arrays) {
+  CheckAttendPage(args);
   arrays.In(args.query);
   arrays.In(args.page);
   arrays.In(args.visible);
@@ -59,6 +99,7 @@ inline void Bring(AttendPageArgs& args, CarriedArrays& arrays) {
   arrays.Out(args.logits);
 }
 inline void Bring(PoolArgs& args, CarriedArrays& arrays) {
+  CheckPool(args);
   arrays.In(args.mass);
   arrays.Out(args.pooled);
 }
@@ -71,37 +112,32 @@ inline void Bring(SelectCudaArgs& args, CarriedArrays& arrays) {
   arrays.Out(left);
   args.left = left.data();
 }
-#else
-inline std::string WhyNoCuda() {
-  return "";
-}
-#endif
 
 // Runs `operation` over `lanes` on a stream of its own.
 template <class Args>
 void RunOnCuda(absl::Status (*operation)(std::span<const Args>, CudaStream&),
                std::span<const Args> lanes) {
-  const auto stream = CudaStream::Make();
+#if defined(EBBTIDE_CUDA_EMULATED)
+  cuemu::SetDevice({.hides_memory = !InPlace::is_on()});  // As a device does.
+#endif
+  constexpr size_t kScratchBytesMax = size_t{1}
+                                      << 20;  // One lane needs little, and it is dear here.
+  const auto stream = CudaStream::Make(kScratchBytesMax);
   ASSERT_TRUE(stream.ok()) << stream.status();
-#if defined(EBBTIDE_CUDA_DEVICE)
   CarriedArrays arrays(**stream);
   std::vector<Args> brought(lanes.begin(), lanes.end());
-  for (Args& args : brought) Bring(args, arrays);
+  if (!InPlace::is_on()) {
+    for (Args& args : brought) Bring(args, arrays);
+  }
   const absl::Status over = arrays.CarryOver();
   ASSERT_TRUE(over.ok()) << over;
   const absl::Status run = operation(brought, **stream);
   ASSERT_TRUE(run.ok()) << run;
   const absl::Status back = arrays.CarryBack();
   ASSERT_TRUE(back.ok()) << back;
-#else
-  const absl::Status run = operation(lanes, **stream);
-  ASSERT_TRUE(run.ok()) << run;
-#endif
   const absl::Status done = (*stream)->Wait();
   ASSERT_TRUE(done.ok()) << done;
-#if defined(EBBTIDE_CUDA_DEVICE)
   arrays.Deliver();
-#endif
 }
 
 inline void AppendOnCuda(const AppendArgs& args) {

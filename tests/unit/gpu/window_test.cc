@@ -148,6 +148,7 @@ TEST(WindowReferenceTest, IsAttendAndThenMass) {
 class WindowOnTarget : public OnTarget {
  protected:
   void Window(const WindowArgs& args) const { Choose(&WindowCpu, &WindowOnCuda)(args); }
+  void ExpectNothingOf(const ForbiddenMemory& forbidden) const;
   bool is_emulated() const { return GetParam() == "cuda"; }
 };
 INSTANTIATE_TEST_SUITE_P(EveryTarget, WindowOnTarget, EveryTargetAndCuda(), TargetName);
@@ -263,18 +264,19 @@ TEST_P(WindowOnTarget, LargestWindowIsAnswered) {
   ExpectWithinError(lane, call.Args(lane), expected.mass);
 }
 
-TEST_P(WindowOnTarget, NeverTouchesSlotsThatNobodySeesNorValues) {
+// Slots that nobody sees lie in `forbidden`, values where nobody may even copy them.
+void WindowOnTarget::ExpectNothingOf(const ForbiddenMemory& forbidden) const {
   std::mt19937_64 random(test::RandomSeed());
   const SampleLane lane({.head_dim = 72, .slots = 40, .extent_slots = 20}, random);
   Call expected(lane, 2, 5, 1, random);
   WindowReference(expected.Args(lane));
   Call call = expected;
-  const ForbiddenMemory forbidden;
+  const ForbiddenMemory value;
   const std::vector<int32_t> hidden(32, kNoToken);
   const std::vector<int32_t> future(32, 1000);
   Extent first = lane.extents()[0];
   Extent last = lane.extents()[1];
-  first.value = last.value = forbidden.bytes();
+  first.value = last.value = value.bytes();
   const std::vector<Extent> extents = {{forbidden.bytes(), nullptr, hidden.data(), 32},
                                        first,
                                        {forbidden.bytes(), nullptr, future.data(), 32},
@@ -294,6 +296,16 @@ TEST_P(WindowOnTarget, NeverTouchesSlotsThatNobodySeesNorValues) {
   for (size_t s = 0; s < drawn.size(); ++s) {
     EXPECT_NEAR(call.mass[s], drawn[s], 1e-5 * drawn[s]) << s;
   }
+}
+
+TEST_P(WindowOnTarget, NeverTouchesSlotsThatNobodySeesNorValues) {
+  if (!InPlace::kIsPossible && GetParam() == "cuda") GTEST_SKIP() << "not run: all is carried over";
+  const InPlace in_place;
+  ExpectNothingOf(ForbiddenMemory());
+}
+
+TEST_P(WindowOnTarget, SlotsThatNobodySeesMayHoldAnything) {
+  ExpectNothingOf(ForbiddenMemory(ForbiddenMemory::Use::kMayBeCopied));
 }
 
 TEST_P(WindowOnTarget, RepeatsBitForBit) {
