@@ -21,6 +21,7 @@
 #include "ebbtide/client.h"
 #include "tests/integration/daemon_stand.h"
 #include "tests/integration/replay_stand.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/status_matchers.h"
 
 namespace ebbtide::test {
@@ -99,8 +100,7 @@ class DamagedDiskTest : public testing::TestWithParam<const char*> {
         }
       }
     }
-    while (Rocksdb().blocks < 4) {
-    }
+    ASSERT_TRUE(ComesTrue([&] { return Rocksdb().blocks >= 4; }));
   }
 
   DaemonStand stand_;
@@ -194,8 +194,8 @@ TEST_P(DamagedDiskTest, AFullFileSystemCostsNoByteAndHeals) {
   EXPECT_TRUE(Rocksdb().degraded);
   EXPECT_THAT(Rocksdb().degraded_why, HasSubstr("No space left"));
   fs::remove(ballast);
-  while (Rocksdb().degraded) {  // The daemon asks the tier again once a second.
-  }
+  // The daemon asks the tier again once a second.
+  ASSERT_TRUE(ComesTrue([&] { return !Rocksdb().degraded; }));
   ASSERT_OK_AND_ASSIGN(const RunReport healed, Play([] {}));
   EXPECT_EQ(healed.not_met, 0U);
   EXPECT_EQ(healed.bytes_lost, 0U);

@@ -23,6 +23,7 @@
 #include "client/cli/daemon_process.h"
 #include "client/cli/demo.h"
 #include "client/cli/verbs.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -67,12 +68,11 @@ class EbbctlTest : public testing::Test {
     absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon =
         DaemonProcess::Start({.program = EBBTIDED_PATH, .arguments = {"--config", config}}, log);
     EXPECT_OK(daemon);
-    while (*RunToEnd(Ebbctl("status --socket " + socket_)) != 0) {
-      if ((*daemon)->EndsWithin(absl::Milliseconds(20))) {
-        ADD_FAILURE() << Text(log);
-        break;
-      }
-    }
+    bool has_ended = false;
+    const auto answers = [&] { return *RunToEnd(Ebbctl("status --socket " + socket_)) == 0; };
+    EXPECT_TRUE(test::ComesTrue(
+        [&] { return answers() || (has_ended = (*daemon)->EndsWithin(absl::Milliseconds(20))); }));
+    EXPECT_FALSE(has_ended) << Text(log);
     return *std::move(daemon);
   }
 
@@ -139,7 +139,9 @@ TEST_F(EbbctlTest, TheDemoIsSoundAndLeavesNothingBehind) {
 TEST_F(EbbctlTest, AnInterruptedDemoLeavesNothingBehind) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> demo,
                        DaemonProcess::Start(Ebbctl("demo"), "/dev/null"));
-  while (std::filesystem::is_empty(tmp_)) ASSERT_FALSE(demo->EndsWithin(absl::Milliseconds(5)));
+  ASSERT_TRUE(test::ComesTrue(
+      [&] { return !std::filesystem::is_empty(tmp_) || demo->EndsWithin(absl::Milliseconds(5)); }));
+  ASSERT_TRUE(demo->IsRunning());
 
   EXPECT_THAT(demo->Stop(kLong),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("ended with exit code 1")));

@@ -17,6 +17,7 @@
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
 #include "tests/integration/daemon_stand.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/disk_use.h"
 #include "tests/support/grpc_probe.h"
 #include "tests/support/random_seed.h"
@@ -118,18 +119,21 @@ TEST_F(KillTest, WhatADeadWorkerLeftIdlesOutWithItsIncompleteTokens) {
                                       "--socket", "unix:" + stand_.path("e.sock")},
                         .environment = {},
                         .stderr_file = stand_.path("worker")});
-  while (Stats().answers() < 4) ASSERT_EQ(Stats().refused_size(), 0);
+  ASSERT_TRUE(test::ComesTrue([&] { return Stats().answers() >= 4; }));
+  ASSERT_EQ(Stats().refused_size(), 0);
 
   worker.Signal(SIGKILL);
 
   EXPECT_EQ(worker.WaitForEnd(), 128 + SIGKILL);
   ASSERT_EQ(Stats().sequences(), 1U);
   v1::GetStatsResponse stats;
-  do {  // The daemon looks around once a second; what carriers still read goes when they are done.
+  // The daemon looks around once a second; what carriers still read goes when they are done.
+  ASSERT_TRUE(test::ComesTrue([&] {
     stats = Stats();
-  } while (stats.sequences() + stats.tiers(0).used_bytes() + stats.tiers(1).blocks() +
-               stats.tiers(2).blocks() >
-           0);
+    return stats.sequences() + stats.tiers(0).used_bytes() + stats.tiers(1).blocks() +
+               stats.tiers(2).blocks() ==
+           0;
+  }));
   EXPECT_EQ(stats.tokens_forgotten().at("IDLE"), stats.tokens_appended());
   EXPECT_EQ(test::HealthOf(channel_, ""), "SERVING");
 }
@@ -158,8 +162,7 @@ TEST_F(KillTest, DaemonKilledWhileItSealsIsFollowedByOneThatStartsEmpty) {
       while (Append(appended)) appended += kChunk;
     });
     const uint64_t enough = 10 + random() % 40;
-    while (Stats().blocks_moved_down() < enough) {
-    }
+    EXPECT_TRUE(test::ComesTrue([&] { return Stats().blocks_moved_down() >= enough; }));
     daemon_->Signal(SIGKILL);
     worker.join();
 

@@ -16,6 +16,7 @@
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
 #include "tests/integration/daemon_stand.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/disk_use.h"
 #include "tests/support/grpc_probe.h"
 
@@ -192,9 +193,10 @@ TEST_F(MachineBudgetTest, HoldAtEveryLookUntilAllIsFullAndAreGivenBack) {
     Look();
   }
   v1::GetStatsResponse stats;
-  do {  // What carriers still read goes when they are done.
+  ASSERT_TRUE(test::ComesTrue([&] {  // What carriers still read goes when they are done.
     stats = Stats();
-  } while (stats.tiers(0).used_bytes() + stats.tiers(1).blocks() + stats.tiers(2).blocks() > 0);
+    return stats.tiers(0).used_bytes() + stats.tiers(1).blocks() + stats.tiers(2).blocks() == 0;
+  }));
   EXPECT_EQ(stats.tiers(1).used_bytes(), kHost / 8);  // Staging, for good.
   EXPECT_LE(test::DiskUseBytes(folder()), disk_at_start + 4 * kMiB);
   EXPECT_LE(MemoryOf().shared, kHost / 16 + kMiB);  // What is kept warm.

@@ -17,6 +17,7 @@
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
 #include "tests/integration/daemon_stand.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/grpc_probe.h"
 
 namespace ebbtide::test {
@@ -170,13 +171,12 @@ class TwinTest : public testing::Test {
   void AwaitSeals(const std::string& name) {
     v1::DescribeSequenceRequest request;
     request.set_sequence(name);
-    uint64_t open = 0, incomplete = 0;
-    do {
+    EXPECT_TRUE(ComesTrue([&] {
       v1::DescribeSequenceResponse response;
-      ASSERT_EQ(Call(&v1::StatsService::Stub::DescribeSequence, request, &response), Outcome{});
-      open = response.summary().tokens().open();
-      incomplete = response.summary().committed() % kPage * kLayers * kKvHeads;
-    } while (open > incomplete);
+      EXPECT_EQ(Call(&v1::StatsService::Stub::DescribeSequence, request, &response), Outcome{});
+      return response.summary().tokens().open() <=
+             response.summary().committed() % kPage * kLayers * kKvHeads;
+    }));
   }
 
   // All that is known of a sequence, but for when it was called and how far carriers are.

@@ -22,9 +22,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "service/movement/mover.h"
 #include "service/movement/page_source.h"
 #include "service/reason.h"
 #include "storage/patient_tier.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/engine_stand.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/faulty_tier.h"
@@ -34,6 +36,7 @@
 namespace ebbtide::service {
 namespace {
 
+using test::ComesTrue;
 using test::EngineSetup;
 using test::EngineStand;
 using test::Errors;
@@ -64,6 +67,15 @@ std::vector<std::byte> BytesOf(Engine& engine, uint32_t layer) {
     bytes.insert(bytes.end(), page.v.begin(), page.v.end());
   }
   return bytes;
+}
+
+// The host tier: carriers have moved down what is over it.
+bool ComesUnderItsWatermark(EngineStand& stand) {
+  const uint64_t watermark = stand.host_budget().limit_bytes() / 100 * kDemoteAbovePercent;
+  return ComesTrue([&] {
+    stand.engine().CloseIdle();
+    return stand.host_budget().used_bytes() <= watermark;
+  });
 }
 
 class EngineTest : public testing::Test {
@@ -306,9 +318,7 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
     ASSERT_OK(worker.StepAllLayers({.first = first, .count = 32, .phase = Phase::kPrefill}).status);
   }
   stand.Settle();
-  // The host stands over its watermark no longer: carriers are done.
-  while (stand.host_budget().used_bytes() > stand.host_budget().limit_bytes() / 100 * 85)
-    stand.engine().CloseIdle();
+  ASSERT_TRUE(ComesUnderItsWatermark(stand));
   ASSERT_GT(stand.engine().GetStats().tiers[2].blocks, 0U);
   const absl::Cleanup let_go = [&] {  // A test that fails must not hang.
     if (!disk_answers.HasBeenNotified()) disk_answers.Notify();
@@ -327,9 +337,11 @@ TEST_F(EngineTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   disk->Set({});
   disk_answers.Notify();
   StepAnswer with = worker.Step({.layer = 1, .first = 256});
-  while (with.status.ok() && with.certificate.met[0] == 0) {
+  EXPECT_TRUE(ComesTrue([&] {
+    if (!with.status.ok() || with.certificate.met[0] != 0) return true;
     with = worker.Step({.layer = 1, .first = 256, .appends = false});
-  }
+    return false;
+  }));
   ASSERT_OK(with.status);
   EXPECT_LT(ErrorsOf(with, tokens_, 1, 256, 1).relative, 1e-5);
 }
@@ -357,8 +369,7 @@ TEST_F(EngineTest, CallsThatFindNoStagingSaySo) {
     }
   }
   stand.Settle();
-  while (stand.host_budget().used_bytes() > stand.host_budget().limit_bytes() / 100 * 85)
-    stand.engine().CloseIdle();                               // Carriers are not done yet.
+  ASSERT_TRUE(ComesUnderItsWatermark(stand));
   ASSERT_GT(stand.engine().GetStats().tiers[2].blocks, 26U);  // Some of the last one's too.
   disk->Set({.delay = 1, .on_delay = [&] {
                ++waiting;
@@ -376,7 +387,7 @@ TEST_F(EngineTest, CallsThatFindNoStagingSaySo) {
       });
     }
   }
-  while (waiting < Staging::kShares) std::this_thread::yield();
+  ASSERT_TRUE(ComesTrue([&] { return waiting >= Staging::kShares; }));
 
   const StepAnswer answer =
       workers.front().Step({.first = 200, .patience = absl::Milliseconds(40)});
@@ -474,7 +485,10 @@ TEST_F(EngineTest, FramesThatCouldNotBeZeroedAreGivenToNobody) {
   EXPECT_THAT(second.Open(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("second")));
   failing.device->Heal();
   // Whenever blocks are carried, it is tried again.
-  while (stand.engine().GetStats().tiers[0].used_bytes > 0) stand.engine().CloseIdle();
+  ASSERT_TRUE(ComesTrue([&] {
+    stand.engine().CloseIdle();
+    return stand.engine().GetStats().tiers[0].used_bytes == 0;
+  }));
   EXPECT_OK(second.Open());
 }
 

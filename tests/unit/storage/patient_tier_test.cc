@@ -16,6 +16,7 @@
 
 #include "storage/byte_budget.h"
 #include "storage/host/host_tier.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/faulty_tier.h"
 #include "tests/support/record_pattern.h"
 #include "tests/support/status_matchers.h"
@@ -78,8 +79,7 @@ TEST_F(PatientTierTest, AReadThatHangsIsGivenUpAndItsBufferStaysTheCallers) {
   page_.assign(4096, std::byte{7});
   medium_->Set({});
   answer_.Notify();
-  while (!Read(&state).ok()) {
-  }
+  ASSERT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
   EXPECT_EQ(state, PageState::kOk);
 }
 
@@ -93,8 +93,7 @@ TEST_F(PatientTierTest, NothingOvertakesAWriteThatWasGivenUp) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("1 earlier calls")));
 
   answer_.Notify();
-  while (!patient_->Erase({&kKey, 1}).ok()) {
-  }
+  ASSERT_TRUE(test::ComesTrue([&] { return patient_->Erase({&kKey, 1}).ok(); }));
   EXPECT_EQ(patient_->Usage().blocks, 0U) << "the late write came after the erasure";
 }
 
@@ -106,8 +105,7 @@ TEST_F(PatientTierTest, ALateWriteIsWholeAndSound) {
   answer_.Notify();
 
   PageState state;
-  while (!Read(&state).ok()) {
-  }
+  ASSERT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
   EXPECT_EQ(state, PageState::kOk);
 }
 
