@@ -88,7 +88,8 @@ class Backend {
   // what they point to must stay until Wait, and what was written may be read by others than the
   // stream only then. Gives the same bits for any number of threads and any company in the batch. A
   // broken contract (a span of the wrong size) stops the process.
-  //   kResourceExhausted  the device has no room for what is brought; some lanes may have run
+  //   kResourceExhausted  the device has no room for what is brought, or this machine none that it
+  //                       can be brought from (host_memory_full.h); some lanes may have run
   //   kInternal           the device does not run this build's kernel
   //   kUnavailable        the device failed
   virtual absl::Status Run(Stream& stream, const Batch& batch) = 0;

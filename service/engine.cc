@@ -9,6 +9,7 @@
 
 #include "base/status_macros.h"
 #include "gpu/device.h"
+#include "gpu/watched_backend.h"
 #include "service/attention/attention.h"
 #include "service/cache.h"
 #include "service/movement/mover.h"
@@ -88,6 +89,7 @@ class PlainEngine final : public Engine {
   PlainEngine(const EngineOptions& options, const EngineParts& parts, gpu::DeviceBuffer pool,
               uint64_t staging_bytes)
       : parts_(parts),
+        device_(parts.backend),
         pool_(std::move(pool)),
         tiers_{.host = parts.host,
                .host_budget = parts.host_budget,
@@ -98,9 +100,9 @@ class PlainEngine final : public Engine {
                 .default_recall = options.default_recall,
                 .idle_timeout = options.idle_timeout},
                parts.clock),
-        mover_(cache_, parts.clock, parts.carriers, parts.backend, tiers_),
+        mover_(cache_, parts.clock, parts.carriers, device_, tiers_),
         attention_({.recall_bytes = options.recall_bytes}, cache_, mover_, staging_, tiers_,
-                   parts.clock, parts.parallel, parts.backend) {}
+                   parts.clock, parts.parallel, device_) {}
 
   absl::StatusOr<Geometry> RegisterModel(std::string_view name, const Geometry& geometry,
                                          std::string_view weights) override {
@@ -159,7 +161,7 @@ class PlainEngine final : public Engine {
     return !cache_.HasUnsealed();
   }
 
-  bool is_device_lost() override { return cache_.Counters().refused.contains("DEVICE_LOST"); }
+  bool is_device_lost() override { return device_.has_failed(); }
 
   void CheckInvariants() override { cache_.CheckInvariants(); }
 
@@ -181,6 +183,7 @@ class PlainEngine final : public Engine {
   absl::StatusOr<std::vector<PageBytes>> ReadPagesOf(const ReadPagesArgs& args);
 
   const EngineParts parts_;
+  gpu::WatchedBackend device_;
   const gpu::DeviceBuffer pool_;
   const LowerTiers tiers_;
   Staging staging_;
@@ -236,7 +239,7 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
   EBBTIDE_RETURN_IF_ERROR(CheckPagesFit(geometry, count, args));
   const auto head = static_cast<int>(args.kv_head);
   std::vector<PageBytes> answers;
-  EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(parts_.backend));
+  EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(device_));
   PageSource source(cache_, tiers_, staging_, device, ticket);
   const std::vector<int64_t> positions = cache_.Positions(ticket);
   const uint64_t at_once = std::clamp<uint64_t>(

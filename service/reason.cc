@@ -5,6 +5,8 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/string_view.h"
 
+#include "gpu/host_memory_full.h"
+
 namespace ebbtide::service {
 namespace {
 
@@ -26,9 +28,10 @@ std::string ReasonOf(const absl::Status& status) {
 absl::Status WithDeviceReason(const absl::Status& status) {
   if (status.ok() || !ReasonOf(status).empty()) return status;
   const absl::string_view message = status.message();
-  const std::string_view reason = absl::IsResourceExhausted(status) ? "DEVICE_FULL"
-                                  : absl::IsUnavailable(status)     ? "DEVICE_LOST"
-                                                                    : "DEVICE_REFUSED";
+  const std::string_view reason = gpu::IsHostMemoryFull(status)       ? "HOST_MEMORY_FULL"
+                                  : absl::IsResourceExhausted(status) ? "DEVICE_FULL"
+                                  : absl::IsUnavailable(status)       ? "DEVICE_LOST"
+                                                                      : "DEVICE_REFUSED";
   return Refuse(status.code(), reason, {message.data(), message.size()});
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Errors that a worker can act on: a code for what to do next, a stable reason for programs, a
-// message for people. docs/errors.md lists the reasons.
+// message for people. docs/errors.md lists the reasons. Tested by
+// tests/unit/service/reason_test.cc.
 
 #pragma once
 
@@ -20,7 +21,7 @@ absl::Status Refuse(absl::StatusCode code, std::string_view reason, std::string_
 std::string ReasonOf(const absl::Status& status);
 
 // An error of the device (gpu/backend.h), which knows no reasons, with its own: DEVICE_FULL,
-// DEVICE_LOST, or DEVICE_REFUSED. Others are left as they are.
+// HOST_MEMORY_FULL, DEVICE_LOST, or DEVICE_REFUSED. Others are left as they are.
 absl::Status WithDeviceReason(const absl::Status& status);
 
 }  // namespace ebbtide::service

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "gpu/cuda/cuda_status.h"
+#include "gpu/host_memory_full.h"
 
 namespace ebbtide::gpu {
 namespace {
@@ -39,7 +40,7 @@ absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes) {
   const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
   if (error == cudaErrorMemoryAllocation) {
     (void)CudaStatus("pinned memory", error);  // Whose advice is for the device's.
-    return absl::ResourceExhaustedError(
+    return HostMemoryFull(
         absl::StrCat("pinned memory of ", FormatBytes(bytes),
                      " can't be had: raise the container's memory limit, or lower host.budget"));
   }

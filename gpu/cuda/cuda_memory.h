@@ -23,7 +23,7 @@ using DeviceMemory = std::unique_ptr<std::byte, FreeDeviceMemory>;
 using PinnedMemory = std::unique_ptr<std::byte, FreePinnedMemory>;
 
 // Holding anything, aligned to 256 bytes.
-//   kResourceExhausted  there is no such room
+//   kResourceExhausted  there is no such room; of pinned memory: HostMemoryFull
 //   kUnavailable        the device failed
 absl::StatusOr<DeviceMemory> AllocateDevice(size_t bytes);
 absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes);

@@ -14,11 +14,22 @@ absl::Status CudaStatus(std::string_view what, cudaError_t error) {
     case cudaErrorMemoryAllocation:
       return absl::ResourceExhaustedError(
           absl::StrCat(message, "; lower the device budget or free device memory"));
-    case cudaErrorInvalidConfiguration:
-    case cudaErrorInvalidValue:
-    case cudaErrorLaunchOutOfResources:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorInvalidPtx:
+    case cudaErrorInvalidSource:
+    case cudaErrorJitCompilationDisabled:
+    case cudaErrorJitCompilerNotFound:
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
+      return absl::InternalError(absl::StrCat(
+          message, "; this build has no kernels for the device: build it with the device's own ",
+          "CMAKE_CUDA_ARCHITECTURES, or choose another with CUDA_VISIBLE_DEVICES"));
+    case cudaErrorInvalidConfiguration:
+    case cudaErrorInvalidSymbol:
+    case cudaErrorInvalidValue:
+    case cudaErrorLaunchOutOfResources:
+    case cudaErrorNotSupported:
       return absl::InternalError(
           absl::StrCat(message, "; this build does not fit the device: please report it"));
     default:

@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/cuda_status.h"
+#include "gpu/host_memory_full.h"
 
 namespace ebbtide::gpu {
 namespace {
@@ -30,7 +31,7 @@ absl::Status Refused(const std::string& what, cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
     case cudaErrorOperatingSystem:
-      return absl::ResourceExhaustedError(
+      return HostMemoryFull(
           absl::StrCat(what, " can't be locked: ", LockedMemoryLimit(), ", or lower host.budget"));
     case cudaErrorHostMemoryAlreadyRegistered:
       return absl::InvalidArgumentError(absl::StrCat(what, " is registered already"));

@@ -14,7 +14,9 @@
 #include "gtest/gtest.h"
 
 #include "gpu/cuda/cuda_backend.h"
+#include "service/reason.h"
 #include "tests/cuemu/device.h"
+#include "tests/cuemu/runtime.h"
 #include "tests/support/engine_stand.h"
 #include "tests/support/status_matchers.h"
 
@@ -32,17 +34,18 @@ struct Asked {
   std::string recall;
 };
 
-class EngineOnCudaTest : public testing::TestWithParam<Asked> {
+std::unique_ptr<gpu::Backend> MakeCuda(gpu::Backend& /*simulated*/) {
+  auto backend = gpu::CudaBackend::Make();
+  EXPECT_OK(backend);
+  return *std::move(backend);
+}
+
+class EngineOnCudaFaultTest : public testing::Test {
  protected:
   void SetUp() override { cuemu::SetDevice({.hides_memory = true}); }
   void TearDown() override { cuemu::SetDevice({}); }
-
-  static std::unique_ptr<gpu::Backend> MakeCuda(gpu::Backend& /*simulated*/) {
-    auto backend = gpu::CudaBackend::Make();
-    EXPECT_OK(backend);
-    return *std::move(backend);
-  }
 };
+class EngineOnCudaTest : public EngineOnCudaFaultTest, public testing::WithParamInterface<Asked> {};
 
 // A prompt, then steps of decoding with a budget that makes tokens leave.
 std::vector<StepAnswer> Play(EngineStand& stand, const Asked& asked) {
@@ -84,6 +87,39 @@ TEST_P(EngineOnCudaTest, AnswersAsOnTheSimulatedDevice) {
         << step;
   }
   EXPECT_GT(answers.back().absent_pages, 0U);
+}
+
+// Where the machine has no memory to pin, the device is neither full nor lost.
+TEST_F(EngineOnCudaFaultTest, MemoryThatCannotBePinnedIsNotTheDevices) {
+  EngineStand cuda({.wrap_backend = &MakeCuda});
+  const Tokens tokens{.geometry = test::SmallGeometry()};
+  Worker worker(cuda.engine(), tokens, "s");
+  worker.open = {.policy = "streaming", .budget_tokens = 48};
+  ASSERT_OK(worker.Open());
+  cuemu::SetDevice({.hides_memory = true, .lockable_bytes = 0});
+
+  const StepAnswer answer = worker.Step({.count = 8, .phase = Phase::kPrefill});
+
+  EXPECT_EQ(ReasonOf(answer.status), "HOST_MEMORY_FULL");
+  EXPECT_FALSE(cuda.engine().is_device_lost());
+  cuemu::SetDevice({.hides_memory = true});
+  EXPECT_OK(worker.Step({.count = 8, .phase = Phase::kPrefill}).status);
+}
+
+TEST_F(EngineOnCudaFaultTest, DeviceThatFailsIsLostWhateverItWasAskedFor) {
+  EngineStand cuda({.wrap_backend = &MakeCuda});
+  const Tokens tokens{.geometry = test::SmallGeometry()};
+  Worker worker(cuda.engine(), tokens, "s");
+  worker.open = {.policy = "streaming", .budget_tokens = 48};
+  ASSERT_OK(worker.Open());
+  EXPECT_FALSE(cuda.engine().is_device_lost());
+  cuemu::BreakDevice();
+
+  const StepAnswer answer = worker.Step({.count = 8, .phase = Phase::kPrefill});
+
+  EXPECT_EQ(ReasonOf(answer.status), "DEVICE_LOST");
+  EXPECT_TRUE(cuda.engine().is_device_lost());
+  cuemu::HealDevice();
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, EngineOnCudaTest,

@@ -544,6 +544,28 @@ TEST_F(EngineTest, PagesThatTheDeviceDoesNotGatherFailTheCallAsTheDeviceDoes) {
   EXPECT_EQ(stand.engine().GetStats().refused.at("DEVICE_LOST"), 2U);
 }
 
+// Nobody asks carriers how it went: the device is lost all the same.
+TEST_F(EngineTest, ADeviceThatFailsInTheHandsOfACarrierIsLost) {
+  FailingDevice failing;
+  test::SteppedExecutor carriers;
+  EngineSetup setup = failing.Setup();
+  setup.carriers = &carriers;
+  EngineStand stand(setup);
+  Worker worker(stand.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  ASSERT_OK(worker.StepAllLayers({.first = 0, .count = 32, .phase = Phase::kPrefill}).status);
+  failing.device->Fail(&FaultyBackend::Is<gpu::GatherArgs>);
+  EXPECT_FALSE(stand.engine().is_device_lost());
+
+  ASSERT_TRUE(carriers.RunNext());
+
+  EXPECT_TRUE(stand.engine().is_device_lost());
+  EXPECT_TRUE(stand.engine().GetStats().refused.empty());
+  failing.device->Heal();
+  EXPECT_TRUE(stand.engine().is_device_lost()) << "a device that was lost is trusted again";
+}
+
 // A call that ends in an exception holds its layer no longer.
 TEST_F(EngineTest, MemoryThatRunsOutInACallLeavesTheSequenceAsItWas) {
   FailingDevice failing;
