@@ -18,6 +18,7 @@
 
 #include "service/reason.h"
 #include "tests/simulation/sequence_oracle.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/engine_stand.h"
 #include "tests/support/random_seed.h"
 
@@ -56,8 +57,10 @@ void Work(service::Engine& engine, int worker, uint64_t seed) {
     for (int lane = 0; lane < 4; ++lane) {
       const uint64_t before = oracle.counts().checked_pages;
       // A layer that is being read along answers "call in flight".
-      while (oracle.counts().checked_pages == before && !testing::Test::HasFailure())
+      ASSERT_TRUE(ComesTrue([&] {
         oracle.CheckBytes(lane / 2, lane % 2);
+        return oracle.counts().checked_pages > before || testing::Test::HasFailure();
+      }));
     }
     oracle.Close();
   }
@@ -81,8 +84,7 @@ void ReadAlong(service::Engine& engine, uint64_t seed, uint64_t draw) {
     ASSERT_TRUE(IsInTheWay(pages.status())) << pages.status();
     return;
   }
-  const uint64_t own_seed = SeedOf(seed, worker, n);
-  const Tokens tokens{.geometry = GeometryOf(own_seed), .seed = own_seed};
+  const Tokens tokens = TokensOf(SeedOf(seed, worker, n));
   const size_t row = tokens.geometry.page_shape().row_bytes();
   for (const service::PageBytes& page : *pages) {
     // A page that its worker's Close took away between two looks is missing, never wrong.

@@ -10,30 +10,33 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "service/policy/policy.h"
+#include "service/attention/certificate.h"
 #include "service/reason.h"
+#include "tests/support/comes_true.h"
 
 namespace ebbtide::test {
 
 using service::PageAnswer;
 using service::Phase;
+using service::RecallMode;
 using service::StepAnswer;
 
-service::Geometry GeometryOf(uint64_t seed) {
-  service::Geometry geometry = SmallGeometry();
-  geometry.dtype = gpu::kDtypes[seed % gpu::kDtypes.size()];
-  return geometry;
+Tokens TokensOf(uint64_t seed) {
+  Tokens tokens{.geometry = SmallGeometry(), .seed = seed};
+  tokens.geometry.dtype = gpu::kDtypes[seed % gpu::kDtypes.size()];
+  tokens.output_dtype = gpu::kDtypes[seed / gpu::kDtypes.size() % gpu::kDtypes.size()];
+  return tokens;
 }
 
 SequenceOracle::SequenceOracle(service::Engine& engine, std::string name, uint64_t seed,
                                const service::OpenArgs& args)
     : engine_(engine),
       name_(std::move(name)),
-      tokens_{.geometry = GeometryOf(seed), .seed = seed},
+      tokens_(TokensOf(seed)),
       worker_(engine, tokens_, name_) {
   worker_.open = args;
-  const auto recall = service::ParseRecall(args.recall);
-  if (recall.ok() && recall->mode == service::RecallMode::kBounded) tau_ = recall->tau;
+  recall_ = service::ParseRecall(args.recall).value();
+  prefill_ = service::ParsePrefill(args.prefill).value();
 }
 
 bool SequenceOracle::Open() {
@@ -58,14 +61,18 @@ bool SequenceOracle::Step(int32_t count, Phase phase, absl::Duration patience) {
                                .patience = patience};
     StepAnswer answer = worker_.Step(call);
     // Somebody else reads this layer's pages just now: an honest worker asks again.
-    while (service::ReasonOf(answer.status) == "CALL_IN_FLIGHT") answer = worker_.Step(call);
+    EXPECT_TRUE(ComesTrue([&] {
+      if (service::ReasonOf(answer.status) != "CALL_IN_FLIGHT") return true;
+      answer = worker_.Step(call);
+      return false;
+    }));
     if (!answer.status.ok()) {
       EXPECT_EQ(answer.status.code(), absl::StatusCode::kResourceExhausted) << answer.status;
       if (next_layer_ == 0) step_count_ = 0;  // Refused as a whole: nothing changed.
       return false;
     }
-    for (int32_t m = 1; m <= step_count_; m += std::max(1, step_count_ - 1)) {
-      CheckAnswer(answer, next_layer_, length_ + m - 1, m);
+    for (int32_t m = 0; m < step_count_; m += std::max(1, step_count_ - 1)) {
+      CheckAnswer(answer, {phase, next_layer_, length_ + m, static_cast<size_t>(m)});
     }
   }
   length_ += step_count_;
@@ -78,39 +85,80 @@ void SequenceOracle::AskAgain() {
   if (length_ == 0 || step_count_ != 0) return;
   const StepAnswer answer = worker_.Step({.layer = 0, .first = length_ - 1, .appends = false});
   ASSERT_TRUE(answer.status.ok()) << answer.status;
-  CheckAnswer(answer, 0, length_ - 1, 1);
+  CheckAnswer(answer, {Phase::kDecode, 0, length_ - 1, 0});
 }
 
-// Token `count` of the answer, whose index is `index`, beside full attention.
-void SequenceOracle::CheckAnswer(const StepAnswer& answer, int layer, int32_t index,
-                                 int32_t count) {
-  const std::vector<double> truth = FullAttention(tokens_, layer, index);
+service::RecallSpec SequenceOracle::RecallIn(Phase phase) const {
+  if (phase == Phase::kDecode) return recall_;
+  return {.mode = prefill_.mode == service::PrefillMode::kExact ? RecallMode::kExact
+                                                                : RecallMode::kOff};
+}
+
+void SequenceOracle::CheckAnswer(const StepAnswer& answer, const AnsweredToken& token) {
+  const std::vector<double> truth = FullAttention(tokens_, token.layer, token.index);
+  const std::vector<double> output = OutputOf(answer, tokens_, token.row);
   const auto heads = static_cast<size_t>(tokens_.geometry.query_heads);
   const auto head_dim = static_cast<size_t>(tokens_.geometry.head_dim);
-  const auto token = static_cast<size_t>(count - 1);
   double off = 0;
   double all = 0;
   for (size_t head = 0; head < heads; ++head) {
     double square = 0;
-    for (size_t d = 0; d < head_dim; ++d) {
-      float x = 0;
-      std::memcpy(&x, answer.output.data() + ((token * heads + head) * head_dim + d) * 4, 4);
-      square += (x - truth[head * head_dim + d]) * (x - truth[head * head_dim + d]);
-      all += truth[head * head_dim + d] * truth[head * head_dim + d];
+    for (size_t i = head * head_dim; i < (head + 1) * head_dim; ++i) {
+      square += (output[i] - truth[i]) * (output[i] - truth[i]);
+      all += truth[i] * truth[i];
     }
     off += square;
+    const float bound = answer.certificate.error_bound[token.row * heads + head];
     // Without tolerance; a NaN fails too.
-    ASSERT_TRUE(std::sqrt(square) <= answer.certificate.error_bound[token * heads + head])
-        << name_ << " layer " << layer << " index " << index << " head " << head << ": error "
-        << std::sqrt(square) << ", bound " << answer.certificate.error_bound[token * heads + head];
+    ASSERT_TRUE(std::sqrt(square) <= bound)
+        << name_ << " layer " << token.layer << " index " << token.index << " head " << head
+        << " in " << gpu::DtypeName(tokens_.output_dtype) << ": error " << std::sqrt(square)
+        << ", bound " << bound;
   }
   ++counts_.answers;
-  const bool is_met = answer.certificate.met[token] != 0;
+  const bool is_met = answer.certificate.met[token.row] != 0;
   counts_.not_met += is_met ? 0 : 1;
-  if (is_met && tau_ > 0) {
-    ASSERT_LE(std::sqrt(off), tau_ * std::sqrt(all)) << name_ << " index " << index;
+  const service::RecallSpec recall = RecallIn(token.phase);
+  if (is_met && recall.tau > 0) {
+    ASSERT_LE(std::sqrt(off), recall.tau * std::sqrt(all)) << name_ << " index " << token.index;
   }
-  ASSERT_EQ(is_met, answer.certificate.met[token] != 0);
+  CheckMet(answer, token, output);
+}
+
+void SequenceOracle::CheckMet(const StepAnswer& answer, const AnsweredToken& token,
+                              const std::vector<double>& output) {
+  const service::RecallSpec recall = RecallIn(token.phase);
+  const bool is_met = answer.certificate.met[token.row] != 0;
+  const std::string why(answer.certificate.not_met_reason);
+  SCOPED_TRACE(testing::Message() << name_ << " layer " << token.layer << " index " << token.index
+                                  << " not met for \"" << why << "\"");
+  ASSERT_TRUE(is_met || !why.empty());
+  if (recall.mode == RecallMode::kOff) {
+    ASSERT_EQ(is_met, answer.absent_pages == 0);
+  } else if (recall.mode == RecallMode::kExact) {
+    // Only for want of a page.
+    ASSERT_THAT(why, testing::Not(testing::AnyOf("RECALL_OFF", "ESTIMATED", "ARITHMETIC")));
+  } else {
+    // By norms of the output before it was rounded to what was sent: at most so much longer or
+    // shorter.
+    const double rounding = tokens_.output_dtype == gpu::Dtype::kF32   ? 0
+                            : tokens_.output_dtype == gpu::Dtype::kF16 ? 0x1p-10
+                                                                       : 0x1p-7;
+    const auto heads = static_cast<size_t>(tokens_.geometry.query_heads);
+    const size_t head_dim = output.size() / heads;
+    std::vector<double> least(heads);
+    std::vector<double> most(heads);
+    for (size_t head = 0; head < heads; ++head) {
+      double squares = 0;
+      for (size_t i = head * head_dim; i < (head + 1) * head_dim; ++i)
+        squares += output[i] * output[i];
+      least[head] = std::sqrt(squares) * (1 - rounding);
+      most[head] = std::sqrt(squares) * (1 + rounding);
+    }
+    const auto errors = std::span(answer.certificate.error_bound).subspan(token.row * heads, heads);
+    ASSERT_TRUE(is_met || !service::IsMet(errors, least, recall.tau));
+    ASSERT_TRUE(!is_met || service::IsMet(errors, most, recall.tau));
+  }
 }
 
 void SequenceOracle::Truncate(int32_t length) {
@@ -133,7 +181,11 @@ void SequenceOracle::Truncate(int32_t length) {
 
 void SequenceOracle::Close() {
   absl::Status closed = engine_.CloseSequence(name_);
-  while (service::ReasonOf(closed) == "CALL_IN_FLIGHT") closed = engine_.CloseSequence(name_);
+  EXPECT_TRUE(ComesTrue([&] {
+    if (service::ReasonOf(closed) != "CALL_IN_FLIGHT") return true;
+    closed = engine_.CloseSequence(name_);
+    return false;
+  }));
   ASSERT_TRUE(closed.ok()) << closed;
   ASSERT_TRUE(engine_.CloseSequence(name_).ok());  // Again: a no-op.
   is_open_ = false;

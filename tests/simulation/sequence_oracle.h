@@ -5,11 +5,14 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "service/calls.h"
 #include "service/engine.h"
+#include "service/policy/policy.h"
 #include "tests/support/engine_stand.h"
 
 namespace ebbtide::test {
@@ -21,7 +24,7 @@ struct OracleCounts {
   uint64_t checked_pages = 0;
 };
 
-service::Geometry GeometryOf(uint64_t seed);  // SmallGeometry, its dtypes by turns.
+Tokens TokensOf(uint64_t seed);  // Of SmallGeometry; dtypes of tokens and of answers by turns.
 
 class SequenceOracle {
  public:
@@ -48,13 +51,25 @@ class SequenceOracle {
   std::string Residents();
 
  private:
-  void CheckAnswer(const service::StepAnswer& answer, int layer, int32_t index, int32_t count);
+  // Where in a call's answer a token stands.
+  struct AnsweredToken {
+    service::Phase phase = service::Phase::kDecode;
+    int layer = 0;
+    int32_t index = 0;
+    size_t row = 0;
+  };
+  void CheckAnswer(const service::StepAnswer& answer, const AnsweredToken& token);
+  // Whether it is met, by what the worker was sent.
+  void CheckMet(const service::StepAnswer& answer, const AnsweredToken& token,
+                const std::vector<double>& output);
+  service::RecallSpec RecallIn(service::Phase phase) const;
 
   service::Engine& engine_;
   const std::string name_;
   Tokens tokens_;
   Worker worker_;
-  double tau_ = 0;  // Of the recall target, if any.
+  service::RecallSpec recall_;
+  service::PrefillSpec prefill_;
   bool is_open_ = false;
   int32_t length_ = 0;      // Committed.
   int32_t step_count_ = 0;  // Of a step under way.

@@ -132,21 +132,35 @@ std::vector<double> FullAttention(const Tokens& tokens, int layer, int32_t index
   return output;
 }
 
+std::vector<double> OutputOf(const service::StepAnswer& answer, const Tokens& tokens,
+                             size_t token) {
+  const Geometry& geometry = tokens.geometry;
+  const auto elements =
+      static_cast<size_t>(geometry.query_heads) * static_cast<size_t>(geometry.head_dim);
+  const size_t row_bytes = elements * gpu::DtypeBytes(tokens.output_dtype);
+  EBBTIDE_CHECK(answer.output.size() >= (token + 1) * row_bytes, "the answer holds the token");
+  std::vector<double> output;
+  for (size_t i = 0; i < elements; ++i) {
+    output.push_back(gpu::ElementAt(tokens.output_dtype, answer.output.data() + token * row_bytes,
+                                    static_cast<int>(i)));
+  }
+  return output;
+}
+
 Errors ErrorsOf(const service::StepAnswer& answer, const Tokens& tokens, int layer, int32_t index,
                 int32_t count) {
   const std::vector<double> truth = FullAttention(tokens, layer, index);
-  std::vector<float> output(answer.output.size() / sizeof(float));
-  std::memcpy(output.data(), answer.output.data(), answer.output.size());
+  const size_t token = static_cast<size_t>(count - 1);
+  const std::vector<double> output = OutputOf(answer, tokens, token);
   const auto heads = static_cast<size_t>(tokens.geometry.query_heads);
   const auto head_dim = static_cast<size_t>(tokens.geometry.head_dim);
-  const size_t token = static_cast<size_t>(count - 1);
   Errors errors;
   double off = 0;
   double all = 0;
   for (size_t head = 0; head < heads; ++head) {
     double square = 0;
     for (size_t d = 0; d < head_dim; ++d) {
-      const double x = output[(token * heads + head) * head_dim + d] - truth[head * head_dim + d];
+      const double x = output[head * head_dim + d] - truth[head * head_dim + d];
       square += x * x;
       all += truth[head * head_dim + d] * truth[head * head_dim + d];
     }
@@ -229,6 +243,7 @@ service::StepAnswer Worker::Step(const Call& call) {
   const std::vector<int64_t> kv_shape = {call.count, geometry.kv_heads, geometry.head_dim};
   const std::vector<int64_t> q_shape = {call.count, geometry.query_heads, geometry.head_dim};
   service::StepItem item{.sequence = sequence_, .first_index = static_cast<uint64_t>(call.first)};
+  item.output_dtype = tokens_.output_dtype;
   item.require_met = call.require_met;
   if (call.sends_queries) {
     item.q = service::TensorView{

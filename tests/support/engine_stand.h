@@ -73,6 +73,7 @@ class EngineStand {
 struct Tokens {
   service::Geometry geometry;
   uint64_t seed = 1;
+  gpu::Dtype output_dtype = gpu::Dtype::kF32;  // That the worker asks answers in.
 
   std::vector<std::byte> Keys(int layer, int32_t first,
                               int32_t count) const;  // [count, kv_heads, head_dim]
@@ -80,6 +81,9 @@ struct Tokens {
   std::vector<float> Queries(int layer, int32_t first,
                              int32_t count) const;  // [count, query_heads, head_dim]
 };
+
+// The output of token `token` of an answer, as the worker reads it: [query_heads, head_dim].
+std::vector<double> OutputOf(const service::StepAnswer& answer, const Tokens& tokens, size_t token);
 
 // Full attention in float64 over tokens 0 .. index of one layer: [query_heads, head_dim].
 std::vector<double> FullAttention(const Tokens& tokens, int layer, int32_t index);

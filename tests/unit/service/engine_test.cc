@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -118,6 +119,32 @@ TEST_F(EngineTest, ExactRecallAnswersAsFullAttentionDoes) {
 
   EXPECT_LT(worst, 1e-5);
   EXPECT_EQ(violations, 0);
+}
+
+// What an answer loses as it is rounded to what was asked for is part of its error, and with recall
+// of everything the most of it.
+TEST_F(EngineTest, AnswersOfAnyDtypeAreCertifiedTruly) {
+  const std::map<gpu::Dtype, double> rounding = {
+      {gpu::Dtype::kF32, 1e-5}, {gpu::Dtype::kF16, 0x1p-11}, {gpu::Dtype::kBF16, 0x1p-8}};
+  for (const auto& [dtype, most] : rounding) {
+    for (const std::string recall : {"exact", "bounded(0.02)", "off"}) {
+      tokens_.output_dtype = dtype;
+      const std::string name = std::string(gpu::DtypeName(dtype)) + " " + recall;
+      Worker worker(engine_.engine(), tokens_, name);
+      worker.open = {
+          .policy = "streaming", .recall = recall, .budget_tokens = 48, .chunk_tokens = 32};
+      double worst = 0;
+      int violations = 0;
+
+      Run(worker, 96, 130, &worst, &violations);
+
+      EXPECT_EQ(violations, 0) << name;
+      if (recall != "exact") continue;
+      EXPECT_LE(worst, most) << name;
+      if (dtype == gpu::Dtype::kF32) continue;
+      EXPECT_GT(worst, most / 8) << name;
+    }
+  }
 }
 
 TEST_F(EngineTest, EveryByteComesBack) {
