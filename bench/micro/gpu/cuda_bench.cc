@@ -4,7 +4,8 @@
 // every lane at once), arrays in device memory, launches behind each other with one wait at the
 // end. Bytes are those that docs/benchmarks.md counts. Prints a table, and with `--json FILE` the
 // same as JSON. `--lanes N --slots N` make it small: `cuda_bench_emulated` runs it on the emulator,
-// where times mean nothing and only that it runs counts.
+// where times mean nothing and only that it runs counts. Exit code 3: there is no device, or no
+// driver for it.
 
 #include <cuda_runtime_api.h>
 
@@ -35,9 +36,11 @@ using namespace gpu;  // NOLINT(google-build-using-namespace): it measures nothi
 
 constexpr int kFrameSlots = 32;
 
-[[noreturn]] void Die(const absl::Status& status) {
+constexpr int kNoDevice = 3;  // The exit code, which scripts/gpu tells from a failure.
+
+[[noreturn]] void Die(const absl::Status& status, int code = 1) {
   std::fprintf(stderr, "cuda_bench: %s\n", std::string(status.message()).c_str());
-  std::exit(1);
+  std::exit(code);
 }
 void Check(const absl::Status& status) {
   if (!status.ok()) Die(status);
@@ -306,6 +309,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
   const absl::StatusOr<CudaDevice> device = FindCudaDevice();
+  if (absl::IsFailedPrecondition(device.status())) Die(device.status(), kNoDevice);
   Check(device.status());
   auto stream = CudaStream::Make();
   Check(stream.status());
