@@ -40,7 +40,9 @@ class CudaStream final : public Stream {
   absl::Status Wait() override;
 
   // A copy of `values` on the device, for launches from now until Wait. All lists of a launch go
-  // over in one copy.
+  // over in one copy. A graph captured from the stream copies them again with each repeat, from the
+  // same pinned memory: from then on the stream is the graph's alone, for Wait and whatever is run
+  // next give that memory to other lists.
   template <class T>
   absl::StatusOr<const T*> Upload(std::span<const T> values) {
     EBBTIDE_ASSIGN_OR_RETURN(const Twin twin, TakeTwin(values.size_bytes()));
