@@ -18,8 +18,8 @@
 
 namespace ebbtide::service {
 
-// `facts` is guarded by the cache's lock; the rest is
-// fixed, or belongs to the call in flight of a layer. Shared by calls and carriers under way.
+// `facts` is guarded by the cache's lock; the rest is fixed, or belongs to the call in flight of a
+// layer. Shared by calls and carriers under way.
 struct OpenedSequence {
   OpenedSequence(uint64_t number, const OpenArgs& args, std::shared_ptr<const Model> model,
                  const ResolvedPolicy& resolved);

@@ -76,8 +76,8 @@ class PageSource {
   void Fetch(std::span<PageRequest> requests, absl::Duration patience);
   // What the device said where it failed a fetch.
   const absl::Status& status() const { return status_; }
-  // Gives up the bytes of the last Fetch, and the share that they may lie in: nobody holds it while
-  // he computes.
+  // Gives up the bytes of the last Fetch, and the share that they may lie in, which others wait
+  // for: for whoever has used them, and computes on without.
   void GiveUp();
   // The name of a page that is missing or corrupt.
   LostPage Lost(const PageRequest& request) const;
