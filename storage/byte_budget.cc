@@ -10,7 +10,9 @@ namespace ebbtide::storage {
 
 bool ByteBudget::TryCharge(uint64_t bytes) {
   if (!TryChargeWithoutReclaim(bytes)) return false;
+  ByteCharge charge(*this, bytes);
   if (reclaim_) reclaim_();
+  charge.KeepAll();
   return true;
 }
 
@@ -33,6 +35,29 @@ uint64_t ByteBudget::free_bytes() const {
 
 void ByteBudget::SetReclaim(std::function<void()> reclaim) {
   reclaim_ = std::move(reclaim);
+}
+
+ByteCharge::ByteCharge(ByteCharge&& other) noexcept
+    : budget_(other.budget_), bytes_(std::exchange(other.bytes_, 0)) {}
+
+ByteCharge& ByteCharge::operator=(ByteCharge&& other) noexcept {
+  std::swap(budget_, other.budget_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+ByteCharge::~ByteCharge() {
+  if (bytes_ > 0) budget_->Release(bytes_);
+}
+
+std::optional<ByteCharge> ByteCharge::Try(ByteBudget& budget, uint64_t bytes) {
+  if (!budget.TryCharge(bytes)) return std::nullopt;
+  return ByteCharge(budget, bytes);
+}
+
+void ByteCharge::Keep(uint64_t bytes) {
+  EBBTIDE_CHECK(bytes <= bytes_, "no more is kept than was charged");
+  bytes_ -= bytes;
 }
 
 }  // namespace ebbtide::storage

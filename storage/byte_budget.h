@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 namespace ebbtide::storage {
 
@@ -18,7 +19,8 @@ class ByteBudget {
   ByteBudget(const ByteBudget&) = delete;
   ByteBudget& operator=(const ByteBudget&) = delete;
 
-  // Takes `bytes` if they fit, before the memory itself is taken. False changes nothing.
+  // Takes `bytes` if they fit, before the memory itself is taken. False changes nothing. ByteCharge
+  // below gives them back by itself.
   [[nodiscard]] bool TryCharge(uint64_t bytes);
 
   // The same for the owner of the kept memory, which settles what it keeps itself afterwards.
@@ -40,6 +42,30 @@ class ByteBudget {
   const uint64_t limit_bytes_;
   std::function<void()> reclaim_;
   std::atomic<uint64_t> used_bytes_ = 0;  // synchronised by itself
+};
+
+// Bytes of a budget, given back at the end of its life but for those that somebody keeps: whatever
+// goes wrong between charging memory and taking it leaves no charge behind.
+class ByteCharge {
+ public:
+  ByteCharge() = default;  // Of nothing.
+  // `bytes` were charged.
+  ByteCharge(ByteBudget& budget, uint64_t bytes) : budget_(&budget), bytes_(bytes) {}
+  ByteCharge(ByteCharge&& other) noexcept;
+  ByteCharge& operator=(ByteCharge&& other) noexcept;
+  ~ByteCharge();
+
+  // None where they do not fit.
+  static std::optional<ByteCharge> Try(ByteBudget& budget, uint64_t bytes);
+
+  uint64_t bytes() const { return bytes_; }
+  // From now on so many of them, at most all, are released by whoever keeps them.
+  void Keep(uint64_t bytes);
+  void KeepAll() { bytes_ = 0; }
+
+ private:
+  ByteBudget* budget_ = nullptr;
+  uint64_t bytes_ = 0;
 };
 
 }  // namespace ebbtide::storage

@@ -72,7 +72,7 @@ absl::StatusOr<Extent> ArenaPool::Store(std::span<const std::byte> bytes, uint64
   return taken->extent;
 }
 
-void ArenaPool::Free(const Extent& extent, uint64_t overhead_bytes) {
+void ArenaPool::Free(const Extent& extent, uint64_t overhead_bytes) noexcept {
   {
     absl::MutexLock lock(&mu_);
     warm_.Free(extent);
@@ -82,7 +82,7 @@ void ArenaPool::Free(const Extent& extent, uint64_t overhead_bytes) {
   Trim(warm_bytes_limit_);
 }
 
-std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) {
+std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) noexcept {
   absl::MutexLock lock(&mu_);
   if (const auto extent = warm_.Allocate(bytes)) {
     taken_warm_bytes_ += bytes;
@@ -92,7 +92,7 @@ std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) {
   return std::nullopt;
 }
 
-absl::Status ArenaPool::Charge(const Taken& taken, uint64_t bytes) {
+absl::Status ArenaPool::Charge(const Taken& taken, uint64_t bytes) noexcept {
   const bool is_charged = budget_.TryChargeWithoutReclaim(bytes);
   {
     absl::MutexLock lock(&mu_);
@@ -106,7 +106,7 @@ absl::Status ArenaPool::Charge(const Taken& taken, uint64_t bytes) {
                    budget_.limit_bytes(), " B free; demote or evict first"));
 }
 
-void ArenaPool::Trim(uint64_t warm_bytes_max) {
+void ArenaPool::Trim(uint64_t warm_bytes_max) noexcept {
   std::vector<Extent> excess;
   {
     absl::MutexLock lock(&mu_);

@@ -21,7 +21,8 @@
 
 namespace ebbtide::storage {
 
-// Thread-safe.
+// Thread-safe. What is noexcept moves extents between maps: memory that runs out half-way ends the
+// process, since half a move would lose some.
 class ArenaPool {
  public:
   // `budget` outlives the pool; while the pool lives it gives warm memory back as others charge.
@@ -33,7 +34,7 @@ class ArenaPool {
   absl::StatusOr<Extent> Store(std::span<const std::byte> bytes, uint64_t overhead_bytes);
 
   // Gives back what Store gave, with the same overhead.
-  void Free(const Extent& extent, uint64_t overhead_bytes);
+  void Free(const Extent& extent, uint64_t overhead_bytes) noexcept;
 
   std::span<const std::byte> bytes(const Extent& extent) const { return arena_->bytes(extent); }
   const ShmArena& arena() const { return *arena_; }
@@ -46,11 +47,11 @@ class ArenaPool {
 
   ArenaPool(ByteBudget& budget, std::unique_ptr<ShmArena> arena);
 
-  std::optional<Taken> Take(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status Charge(const Taken& taken, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<Taken> Take(uint64_t bytes) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Charge(const Taken& taken, uint64_t bytes) noexcept ABSL_LOCKS_EXCLUDED(mu_);
   // Gives warm memory back to the machine until no more than `warm_bytes_max` is left and all that
   // is held fits the budget. Waits for another thread's trim: its memory is held until it is done.
-  void Trim(uint64_t warm_bytes_max) ABSL_LOCKS_EXCLUDED(mu_);
+  void Trim(uint64_t warm_bytes_max) noexcept ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t WarmBytesAllowed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // fixed after construction

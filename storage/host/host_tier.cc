@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/executor.h"
@@ -67,11 +68,14 @@ absl::Status HostTier::Write(std::span<const BlockWrite> blocks) {
 absl::Status HostTier::WriteOne(const BlockWrite& block) {
   EBBTIDE_ASSIGN_OR_RETURN(const RecordHeader header, CheckRecord(block.key, block.record));
   EBBTIDE_ASSIGN_OR_RETURN(const Extent extent, pool_->Store(block.record, kRecordOverheadBytes));
+  absl::Cleanup give_back = [&] { pool_->Free(extent, kRecordOverheadBytes); };
   auto record = std::make_shared<const Record>(pool_, extent, header);
+  std::move(give_back).Cancel();  // The record does, at its end.
   {
     absl::MutexLock lock(&mu_);
+    uint64_t& held = held_[block.record.size()];
     records_[block.key].swap(record);
-    ++held_[block.record.size()];
+    ++held;
     if (record != nullptr) --held_[record->bytes().size()];
   }
   return absl::OkStatus();  // The replaced record goes here, outside the lock.

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <tuple>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/log.h"
@@ -103,21 +105,23 @@ absl::Status RocksdbTier::WriteOne(const BlockWrite& block) {
   const std::span<const std::byte> header_used =
       block.record.first(header.geometry.header_used_bytes());
   const uint64_t entry_bytes = EntryChargeBytes(block.record.size(), header_used.size());
-  if (!budget_.TryCharge(entry_bytes)) {
+  std::optional<ByteCharge> charge = ByteCharge::Try(budget_, entry_bytes);
+  if (!charge) {
     return absl::ResourceExhaustedError(
         absl::StrCat("rocksdb tier: an index entry of ", entry_bytes, " B is over budget, ",
                      budget_.free_bytes(), " B of ", budget_.limit_bytes(),
                      " B free; evict first, or raise rocksdb.budget"));
   }
-  absl::StatusOr<SlotPlace> place = slots_.Allocate(block.record.size());
-  absl::Status status = place.status();
-  if (status.ok()) {
-    status = slots_.Find(place->segment)->Write(place->slot, block.record);
-    if (status.ok()) status = Commit(block.key, *place, header_used);
-    if (!status.ok()) slots_.Free(*place);
+  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, slots_.Allocate(block.record.size()));
+  absl::Cleanup free_slot = [&] { slots_.Free(place); };
+  EBBTIDE_RETURN_IF_ERROR(slots_.Find(place.segment)->Write(place.slot, block.record));
+  std::move(free_slot).Cancel();  // An exception leaves open whether the index names it.
+  if (absl::Status status = Commit(block.key, place, header_used); !status.ok()) {
+    slots_.Free(place);
+    return status;
   }
-  if (!status.ok()) budget_.Release(entry_bytes);
-  return status;
+  charge->KeepAll();
+  return absl::OkStatus();
 }
 
 absl::Status RocksdbTier::Commit(const BlockKey& key, const SlotPlace& place,

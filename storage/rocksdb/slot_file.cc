@@ -3,8 +3,10 @@
 #include "storage/rocksdb/slot_file.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -23,31 +25,36 @@ absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes) {
     size_class.is_growing = true;
     shape.id = next_segment_++;
   }
-  absl::StatusOr<std::shared_ptr<Segment>> segment = MakeSegment(shape);
+  // However this ends, others may try.
+  const absl::Cleanup has_tried = [&] {
+    absl::MutexLock lock(&mu_);
+    classes_.find(slot_bytes)->second.is_growing = false;
+  };
+  const uint64_t charge_bytes = ChargeBytes(shape);
+  std::optional<ByteCharge> charge = ByteCharge::Try(options_.budget, charge_bytes);
+  if (!charge) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rocksdb tier: a slot file of ", charge_bytes, " B with its index entries is over budget, ",
+        options_.budget.free_bytes(), " B of ", options_.budget.limit_bytes(),
+        " B free; evict first, or raise rocksdb.budget"));
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(std::shared_ptr<Segment> segment,
+                           Segment::Create(folder_, shape, options_.calls, buffers_));
+  charge->KeepAll();  // Until it is deleted.
+  return TakeFirst(shape, std::move(segment));
+}
+
+SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
+                               std::shared_ptr<Segment> segment) noexcept {
   absl::MutexLock lock(&mu_);
-  SizeClass& size_class = classes_[slot_bytes];
-  size_class.is_growing = false;
-  if (!segment.ok()) return segment.status();
-  segments_[shape.id] = {.segment = *std::move(segment),
+  SizeClass& size_class = classes_.find(shape.slot_bytes)->second;
+  segments_[shape.id] = {.segment = std::move(segment),
                          .is_taken = std::vector<bool>(shape.slots),
                          .free_slots = shape.slots};
   size_class.with_room.insert({.free_slots = shape.slots, .id = shape.id});
   size_class.slots += shape.slots;
   size_class.free_slots += shape.slots;
   return *Take(size_class);
-}
-
-absl::StatusOr<std::shared_ptr<Segment>> SlotFiles::MakeSegment(const SegmentShape& shape) {
-  const uint64_t charge_bytes = ChargeBytes(shape);
-  if (!options_.budget.TryCharge(charge_bytes)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rocksdb tier: a slot file of ", charge_bytes, " B with its index entries is over budget, ",
-        options_.budget.free_bytes(), " B of ", options_.budget.limit_bytes(),
-        " B free; evict first, or raise rocksdb.budget"));
-  }
-  auto segment = Segment::Create(folder_, shape, options_.calls, buffers_);
-  if (!segment.ok()) options_.budget.Release(charge_bytes);
-  return segment;
 }
 
 void SlotFiles::Free(const SlotPlace& place) {

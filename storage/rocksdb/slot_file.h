@@ -110,7 +110,8 @@ class SlotFiles {
 
   std::optional<SlotPlace> Take(SizeClass& size_class) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Return(const SlotPlace& place, Emptied& emptied) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<std::shared_ptr<Segment>> MakeSegment(const SegmentShape& shape)
+  // Of a new segment.
+  SlotPlace TakeFirst(const SegmentShape& shape, std::shared_ptr<Segment> segment) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 namespace ebbtide::test {
 namespace {
@@ -25,6 +26,7 @@ bool Fails(int error) {
 }  // namespace
 
 int FaultyFileCalls::Open(const char* path, int flags) {
+  if (open_throws) throw std::bad_alloc();
   if (Fails(open_error)) return -1;
   if (refuse_direct && (flags & O_DIRECT) != 0) {
     errno = EINVAL;
@@ -44,6 +46,7 @@ ssize_t FaultyFileCalls::Read(int fd, void* into, size_t bytes, off_t offset) {
 }
 
 ssize_t FaultyFileCalls::Write(int fd, const void* from, size_t bytes, off_t offset) {
+  if (write_throws) throw std::bad_alloc();
   const int error = write_error;
   if (error == 0) {
     return Kernel().Write(fd, from, short_transfers ? std::min(bytes, kPartBytes) : bytes, offset);

@@ -24,6 +24,8 @@ class FaultyFileCalls final : public storage::FileCalls {
   std::atomic<int> write_error = 0;  // After half of the bytes were written.
   std::atomic<int> sync_error = 0;
   std::atomic<int> unlink_error = 0;
+  std::atomic<bool> open_throws = false;  // As where memory runs out.
+  std::atomic<bool> write_throws = false;
   std::atomic<bool> short_transfers = false;  // Reads and writes move a part at a time.
 
   // How often each was called.

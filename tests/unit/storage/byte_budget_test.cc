@@ -4,7 +4,10 @@
 
 #include <atomic>
 #include <limits>
+#include <new>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -59,6 +62,47 @@ TEST(ByteBudgetTest, ReclaimRunsAfterEachChargeThatFits) {
   EXPECT_EQ(free_bytes, (std::vector<uint64_t>{70, 40}));
 }
 
+TEST(ByteBudgetTest, ChargeThatReclaimingBreaksIsGivenBack) {
+  ByteBudget budget(100);
+  budget.SetReclaim([] { throw std::bad_alloc(); });
+
+  EXPECT_THROW((void)budget.TryCharge(30), std::bad_alloc);
+
+  EXPECT_EQ(budget.used_bytes(), 0u);
+}
+
+TEST(ByteChargeTest, IsGivenBackButForWhatIsKept) {
+  ByteBudget budget(100);
+  {
+    std::optional<ByteCharge> charge = ByteCharge::Try(budget, 60);
+    ASSERT_TRUE(charge.has_value());
+    EXPECT_EQ(charge->bytes(), 60u);
+    EXPECT_FALSE(ByteCharge::Try(budget, 41).has_value());
+    charge->Keep(25);
+    EXPECT_EQ(charge->bytes(), 35u);
+    EXPECT_EQ(budget.used_bytes(), 60u);
+  }
+  EXPECT_EQ(budget.used_bytes(), 25u);
+}
+
+TEST(ByteChargeTest, HasOneOwner) {
+  ByteBudget budget(100);
+  ByteBudget other(100);
+  {
+    ByteCharge first = *ByteCharge::Try(budget, 10);
+    ByteCharge second = std::move(first);
+    EXPECT_EQ(second.bytes(), 10u);
+    first = *ByteCharge::Try(other, 7);
+    second = std::move(first);
+    first = ByteCharge();
+    EXPECT_EQ(budget.used_bytes(), 0u);
+    EXPECT_EQ(other.used_bytes(), 7u);
+    second.KeepAll();
+  }
+  EXPECT_EQ(budget.used_bytes(), 0u);
+  EXPECT_EQ(other.used_bytes(), 7u);
+}
+
 TEST(ByteBudgetTest, ThreadsTogetherNeverPassTheLimit) {
   ByteBudget budget(1000);
   std::atomic<bool> is_over = false;
@@ -78,6 +122,13 @@ TEST(ByteBudgetTest, ThreadsTogetherNeverPassTheLimit) {
 
   EXPECT_FALSE(is_over);
   EXPECT_EQ(budget.used_bytes(), 0u);
+}
+
+TEST_F(ByteBudgetDeathTest, KeepingMoreThanWasChargedIsABrokenContract) {
+  ByteBudget budget(100);
+  ByteCharge charge = *ByteCharge::Try(budget, 10);
+
+  EXPECT_DEATH(charge.Keep(11), "no more is kept than was charged");
 }
 
 TEST_F(ByteBudgetDeathTest, ReleasingMoreThanWasChargedIsABrokenContract) {

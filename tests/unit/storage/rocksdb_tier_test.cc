@@ -176,6 +176,20 @@ TEST_F(RocksdbTierTest, FullDiskRefusesWritesAndNothingElse) {
   EXPECT_EQ(State({1, block, 0}), PageState::kOk);
 }
 
+TEST_F(RocksdbTierTest, WriteThatMemoryRanOutForTakesNothing) {
+  ASSERT_OK(Write({1, 0, 0}));
+  const TierUsage before = tier_->Usage();
+  calls_.write_throws = true;
+  for (uint32_t i = 0; i < 100; ++i) EXPECT_THROW((void)Write({1, 1, 0}), std::bad_alloc);
+  calls_.write_throws = false;
+
+  EXPECT_EQ(tier_->Usage().used_bytes, before.used_bytes);
+  EXPECT_EQ(tier_->Usage().blocks, before.blocks);
+  EXPECT_EQ(State({1, 1, 0}), PageState::kMissing);
+  EXPECT_OK(Write({1, 1, 0}));
+  EXPECT_EQ(State({1, 1, 0}), PageState::kOk);
+}
+
 TEST_F(RocksdbTierTest, WriteThatFailsHalfWayLeavesTheOlderRecord) {
   ASSERT_OK(Write({1, 0, 0}, /*salt=*/1));
   const uint64_t used_bytes = tier_->Usage().used_bytes;

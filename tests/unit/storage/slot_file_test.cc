@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <optional>
 #include <random>
 #include <set>
@@ -123,6 +124,18 @@ TEST_F(SlotFilesTest, FullDiskIsNamedAndLeavesNothing) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
   calls_.allocate_error = 0;
   EXPECT_OK(slots_->Allocate(kSlotBytes));
+}
+
+// Nobody waits for a segment that is not made any more.
+TEST_F(SlotFilesTest, SegmentThatMemoryRanOutForIsTriedAgain) {
+  calls_.open_throws = true;
+  EXPECT_THROW((void)slots_->Allocate(kSlotBytes), std::bad_alloc);
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+
+  calls_.open_throws = false;
+  EXPECT_OK(slots_->Allocate(kSlotBytes));
+  EXPECT_EQ(budget_.used_bytes(), kChargeBytes);
 }
 
 TEST_F(SlotFilesTest, BrokenDiskIsUnavailable) {
