@@ -338,7 +338,7 @@ bool Cache::MayReap(const SequenceRef& sequence) {
   return true;
 }
 
-void Cache::Reap(const SequenceRef& sequence) {
+void Cache::Reap(const SequenceRef& sequence) noexcept {
   const absl::MutexLock lock(&mu_);
   pool_.Release(sequence->facts.pool_offset, sequence->facts.pool_bytes);
 }

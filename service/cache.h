@@ -133,7 +133,7 @@ class Cache {
   // Is a closed sequence's memory still to be given back, and read by nobody? Then zero it and
   // Reap.
   bool MayReap(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
-  void Reap(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
+  void Reap(const SequenceRef& sequence) noexcept ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::string> Idle() ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- one call on one layer
@@ -187,14 +187,15 @@ class Cache {
   // Bytes of the records that are promised a place below.
   std::vector<uint64_t> RecordSizes() ABSL_LOCKS_EXCLUDED(mu_);
   // The next block, those of record sizes in `full` apart, which are the last from now on.
-  std::optional<CarryPlan> PlanSeal(std::span<const uint64_t> full = {}) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<CarryPlan> PlanSeal(std::span<const uint64_t> full = {}) noexcept
+      ABSL_LOCKS_EXCLUDED(mu_);
   // `tier`: where the block now lies; where it could not be written, as far as is known, it is the
   // next again, or after kResourceExhausted the last. Returns whether it was closed meanwhile, so
   // that what may have been written must be erased.
   bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   // The block longest in the host tier, those apart that there was no room for; `full` as above.
-  std::optional<CarryPlan> PlanMoveDown(std::span<const uint64_t> full = {})
+  std::optional<CarryPlan> PlanMoveDown(std::span<const uint64_t> full = {}) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);

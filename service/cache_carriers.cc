@@ -35,7 +35,7 @@ QueuedBlock Cache::PopOf(BlockQueue& queue, std::span<const uint64_t> full) {
   return {};
 }
 
-std::optional<CarryPlan> Cache::PlanSeal(std::span<const uint64_t> full) {
+std::optional<CarryPlan> Cache::PlanSeal(std::span<const uint64_t> full) noexcept {
   const absl::MutexLock lock(&mu_);
   const QueuedBlock next = PopOf(to_seal_, full);
   if (next.sequence == nullptr) return std::nullopt;
@@ -74,7 +74,7 @@ bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& ti
   return false;
 }
 
-std::optional<CarryPlan> Cache::PlanMoveDown(std::span<const uint64_t> full) {
+std::optional<CarryPlan> Cache::PlanMoveDown(std::span<const uint64_t> full) noexcept {
   const absl::MutexLock lock(&mu_);
   const QueuedBlock oldest = PopOf(in_host_, full);
   if (oldest.sequence == nullptr) return std::nullopt;

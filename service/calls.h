@@ -215,6 +215,7 @@ struct Stats {
   uint64_t blocks_moved_down = 0;
   CountByReason refused;
   CountByReason pages_lost;
+  CountByReason carries_failed;  // But for those that a tier did not take.
 };
 
 }  // namespace ebbtide::service

@@ -87,15 +87,16 @@ PageBytes AnswerOf(const PageRequest& request, const Ticket& ticket,
 class PlainEngine final : public Engine {
  public:
   PlainEngine(const EngineOptions& options, const EngineParts& parts, gpu::DeviceBuffer pool,
-              uint64_t staging_bytes)
+              storage::ByteCharge staging)
       : parts_(parts),
         device_(parts.backend),
         pool_(std::move(pool)),
+        staging_charge_(std::move(staging)),
         tiers_{.host = parts.host,
                .host_budget = parts.host_budget,
-               .staging_bytes = staging_bytes,
+               .staging_bytes = staging_charge_.bytes(),
                .rocksdb = parts.rocksdb},
-        staging_(staging_bytes),
+        staging_(staging_charge_.bytes()),
         cache_({.device_budget_bytes = pool_.bytes().size(),
                 .default_recall = options.default_recall,
                 .idle_timeout = options.idle_timeout},
@@ -185,6 +186,7 @@ class PlainEngine final : public Engine {
   const EngineParts parts_;
   gpu::WatchedBackend device_;
   const gpu::DeviceBuffer pool_;
+  const storage::ByteCharge staging_charge_;
   const LowerTiers tiers_;
   Staging staging_;
   Cache cache_;
@@ -194,14 +196,15 @@ class PlainEngine final : public Engine {
 
 absl::StatusOr<OpenAnswer> PlainEngine::Open(const OpenArgs& args) {
   EBBTIDE_ASSIGN_OR_RETURN(const Cache::OpenNeed need, cache_.NeedToOpen(args));
-  const uint64_t reserved = need.metadata_bytes;
-  EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(reserved, parts_.clock.SinceStart() + kOpenPatience));
-  const auto opened = cache_.Open(args, {.pool = pool_.bytes().data(),
-                                         .charged_bytes = reserved,
-                                         .room = mover_.RoomOf(need.record_bytes)});
-  mover_.ReleaseHost(reserved - (opened.ok() ? opened->metadata_bytes : 0));
-  EBBTIDE_RETURN_IF_ERROR(opened.status());
-  return opened->answer;
+  EBBTIDE_ASSIGN_OR_RETURN(
+      storage::ByteCharge charge,
+      mover_.ChargeHost(need.metadata_bytes, parts_.clock.SinceStart() + kOpenPatience));
+  EBBTIDE_ASSIGN_OR_RETURN(Cache::Opened opened,
+                           cache_.Open(args, {.pool = pool_.bytes().data(),
+                                              .charged_bytes = charge.bytes(),
+                                              .room = mover_.RoomOf(need.record_bytes)}));
+  charge.Keep(opened.metadata_bytes);
+  return std::move(opened.answer);
 }
 
 void PlainEngine::Forget(const Cache::Closed& closed) {
@@ -307,14 +310,15 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   EBBTIDE_RETURN_IF_ERROR(ParseRecall(options.default_recall).status());
   // An eighth of the host tier, at most 64 MiB, stages pages on their way back.
   const uint64_t staging = std::min<uint64_t>(64 << 20, parts.host_budget.limit_bytes() / 8);
-  if (!parts.host_budget.TryCharge(staging)) {
+  auto charge = storage::ByteCharge::Try(parts.host_budget, staging);
+  if (!charge) {
     return absl::ResourceExhaustedError(
         absl::StrCat("host tier: ", staging, " B of staging do not fit its budget of ",
                      parts.host_budget.limit_bytes(), " B; raise host.budget"));
   }
   EBBTIDE_ASSIGN_OR_RETURN(gpu::DeviceBuffer pool,
                            parts.backend.Allocate(options.device_budget_bytes));
-  return std::make_unique<PlainEngine>(options, parts, std::move(pool), staging);
+  return std::make_unique<PlainEngine>(options, parts, std::move(pool), *std::move(charge));
 }
 
 }  // namespace ebbtide::service

@@ -53,7 +53,8 @@ Json ToJson(const client::Stats& stats) {
           {"blocks_sealed", stats.blocks_sealed},
           {"blocks_moved_down", stats.blocks_moved_down},
           {"refused", stats.refused},
-          {"pages_lost", stats.pages_lost}};
+          {"pages_lost", stats.pages_lost},
+          {"carries_failed", stats.carries_failed}};
 }
 
 Json ToJson(const client::TokensByTier& tokens) {

@@ -115,7 +115,7 @@ std::string RenderStatus(const client::ServerInfo& info, const client::Stats& st
       "tokens     %s appended, %s demoted, %s forgotten (lane-tokens)\n"
       "answers    %s; under a recall target %s, of them not met %s\n"
       "recalled   %s pages, %s; lost %s\n"
-      "blocks     %s sealed, %s moved down to rocksdb\n"
+      "blocks     %s sealed, %s moved down to rocksdb; failed %s\n"
       "refused    %s\n",
       FormatCount(stats.sequences), FormatCount(stats.tokens_appended),
       FormatCount(stats.tokens_demoted), WithReasons(stats.tokens_forgotten),
@@ -123,7 +123,7 @@ std::string RenderStatus(const client::ServerInfo& info, const client::Stats& st
       WithReasons(stats.answers_not_met), FormatCount(stats.pages_recalled),
       FormatBytes(stats.bytes_recalled), WithReasons(stats.pages_lost),
       FormatCount(stats.blocks_sealed), FormatCount(stats.blocks_moved_down),
-      WithReasons(stats.refused));
+      WithReasons(stats.carries_failed), WithReasons(stats.refused));
   for (const std::string& note : info.notes) text += absl::StrFormat("note       %s\n", note);
   return text;
 }

@@ -226,18 +226,17 @@ absl::Status Attention::PlaceBeforeDeadline(Work& work,
   }
   // With the slots sure, one reservation: host memory first, since it may have to be made free.
   const Cache::Need need = cache_.NeedOf(work.ticket);
-  const uint64_t reserved = need.metadata_bytes;
-  EBBTIDE_RETURN_IF_ERROR(mover_.ChargeHost(reserved, work.call.deadline));
+  EBBTIDE_ASSIGN_OR_RETURN(auto charge, mover_.ChargeHost(need.metadata_bytes, work.call.deadline));
   LowerRoom room;
   if (need.blocks > 0) room = mover_.RoomOf(work.geometry.record(0).record_bytes());
-  const absl::StatusOr<Cache::Need> taken = cache_.Place(work.ticket,
-                                                         {.victims = victims,
-                                                          .positions = work.item.positions,
-                                                          .room = std::move(room),
-                                                          .charged_bytes = reserved},
-                                                         &work.slots);
-  mover_.ReleaseHost(reserved - (taken.ok() ? taken->metadata_bytes : 0));
-  return taken.status();
+  EBBTIDE_ASSIGN_OR_RETURN(const Cache::Need taken, cache_.Place(work.ticket,
+                                                                 {.victims = victims,
+                                                                  .positions = work.item.positions,
+                                                                  .room = std::move(room),
+                                                                  .charged_bytes = charge.bytes()},
+                                                                 &work.slots));
+  charge.Keep(taken.metadata_bytes);
+  return absl::OkStatus();
 }
 
 absl::Status Attention::AppendTokens(Work& work) {

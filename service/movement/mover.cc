@@ -3,9 +3,12 @@
 #include "service/movement/mover.h"
 
 #include <algorithm>
+#include <exception>
 #include <new>
+#include <type_traits>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/log.h"
@@ -75,18 +78,44 @@ bool HasRoom(const storage::Tier& tier, uint64_t record_bytes) {
   return size.kept > size.held || room.free_bytes >= size.run_bytes;
 }
 
-// Erases `keys`, a few per call: none is so long that its medium seems to hang. Returns those that
-// were not taken.
-std::vector<storage::BlockKey> EraseFrom(storage::Tier& tier,
-                                         std::span<const storage::BlockKey> keys) {
-  constexpr size_t kKeysPerCall = 128;
-  while (!keys.empty()) {
-    const size_t count = std::min(keys.size(), kKeysPerCall);
-    if (!tier.Erase(keys.first(count)).ok()) break;
-    keys = keys.subspan(count);
+// What `work` answers, or what it ended in, where that is an exception.
+template <typename Work>
+std::invoke_result_t<Work> Caught(const Work& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return Refuse(absl::StatusCode::kUnavailable, "OUT_OF_MEMORY", "memory ran out");
+  } catch (const std::exception& error) {
+    return Refuse(absl::StatusCode::kUnavailable, "EXCEPTION", error.what());
+  } catch (...) {
+    return Refuse(absl::StatusCode::kUnavailable, "EXCEPTION", "of an unknown kind");
   }
-  return {keys.begin(), keys.end()};
 }
+
+// The device's, for a carrier: to be tried again, whatever it is.
+absl::Status DeviceFailure(const absl::Status& status) {
+  if (status.ok()) return status;
+  const absl::string_view message = status.message();
+  return Refuse(absl::StatusCode::kUnavailable, ReasonOf(WithDeviceReason(status)),
+                {message.data(), message.size()});
+}
+
+// Erases `keys`, a few per call: none is so long that its medium seems to hang. Leaves those that
+// were not taken.
+void EraseFrom(storage::Tier& tier, std::vector<storage::BlockKey>& keys) {
+  constexpr size_t kKeysPerCall = 128;
+  size_t erased = 0;
+  while (erased < keys.size()) {
+    const auto next =
+        std::span(keys).subspan(erased).first(std::min(keys.size() - erased, kKeysPerCall));
+    if (!Caught([&] { return tier.Erase(next); }).ok()) break;
+    erased += next.size();
+  }
+  keys.erase(keys.begin(), keys.begin() + static_cast<ptrdiff_t>(erased));
+}
+
+// One line for the failures of so long, as long as their reason is the same.
+constexpr absl::Duration kQuietTime = absl::Minutes(1);
 
 bool IsOver(const storage::ByteBudget& budget, uint64_t percent) {
   return budget.used_bytes() > budget.limit_bytes() / 100 * percent;
@@ -94,15 +123,16 @@ bool IsOver(const storage::ByteBudget& budget, uint64_t percent) {
 
 }  // namespace
 
-void Mover::Kick() {
+void Mover::Kick() noexcept {
   if (is_kicked_.exchange(true)) return;
-  if (!carriers_.Submit("carry", [this] { Carry(); }).ok())
-    is_kicked_ = false;  // A later kick tries again.
+  const absl::Status status =
+      Caught([this] { return carriers_.Submit("carry", [this] { Carry(); }); });
+  if (!status.ok()) is_kicked_ = false;  // A later kick tries again.
 }
 
 void Mover::Carry() {
   is_kicked_ = false;  // Whoever kicks from now on is heard.
-  EraseOwed();
+  SettleOwed();
   SealAll();
   if (tiers_.rocksdb == nullptr) return;
   // One block now and then finds out whether a tier that took none takes blocks again.
@@ -128,17 +158,19 @@ void Mover::SealAll() {
   }
 }
 
-absl::Status Mover::SealOne(const CarryPlan& plan) {
-  const uint64_t bytes = RecordBytes(plan);
-  RecordBuffer buffer = TakeBuffer(bytes);
-  const std::span<std::byte> record(buffer.memory.get(), bytes);
-  const auto write = [&]() -> absl::StatusOr<TierName> {
-    EBBTIDE_ASSIGN_OR_RETURN(const gpu::Device device, gpu::Device::Open(backend_));
-    EBBTIDE_RETURN_IF_ERROR(BuildRecord(plan, device, record));
-    return WriteDown({.key = plan.key, .record = record});
-  };
-  const absl::StatusOr<TierName> tier = write();
-  KeepBuffer(std::move(buffer));
+absl::Status Mover::SealOne(const CarryPlan& plan) noexcept {
+  const absl::StatusOr<TierName> tier = Caught([&]() -> absl::StatusOr<TierName> {
+    const uint64_t bytes = RecordBytes(plan);
+    RecordBuffer buffer = TakeBuffer(bytes);
+    const std::span<std::byte> record(buffer.memory.get(), bytes);
+    const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
+    EBBTIDE_RETURN_IF_ERROR(DeviceFailure(device.status()));
+    EBBTIDE_RETURN_IF_ERROR(DeviceFailure(BuildRecord(plan, *device, record)));
+    absl::StatusOr<TierName> written = WriteDown({.key = plan.key, .record = record});
+    KeepBuffer(std::move(buffer));
+    return written;
+  });
+  NoteFailure("a block is not sealed yet", tier.status());
   Commit(plan, tier);
   return tier.status();
 }
@@ -178,14 +210,17 @@ absl::StatusOr<TierName> Mover::WriteDown(const storage::BlockWrite& write) {
 
 bool Mover::MoveOneDown() {
   if (tiers_.rocksdb == nullptr) return false;
+  bool has_freed = false;
   {
     const absl::MutexLock lock(&mu_);
     ++moving_;
   }
-  const bool has_freed = MoveFirstThatFits();
-  const absl::MutexLock lock(&mu_);
-  --moving_;
-  freed_ += has_freed ? 1 : 0;
+  const absl::Cleanup ends = [&] {
+    const absl::MutexLock lock(&mu_);
+    --moving_;
+    freed_ += has_freed ? 1 : 0;
+  };
+  has_freed = MoveFirstThatFits();
   return has_freed;
 }
 
@@ -203,24 +238,25 @@ bool Mover::MoveFirstThatFits() {
 }
 
 //   kResourceExhausted, kUnavailable  the tier below did not take the block
-absl::Status Mover::MoveDown(const CarryPlan& plan) {
-  // A block that the host tier lost stays named there: reads answer that it is missing.
-  const storage::BlockPin pin = tiers_.host.Pin(plan.key);
-  absl::Status status = absl::OkStatus();
-  if (pin != nullptr) status = WriteRocksdb({.key = plan.key, .record = *pin});
-  const CarryOutcome outcome = pin == nullptr || absl::IsInvalidArgument(status)
-                                   ? CarryOutcome::kLost
-                               : absl::IsResourceExhausted(status) ? CarryOutcome::kNoRoom
-                               : status.ok()                       ? CarryOutcome::kMoved
-                                                                   : CarryOutcome::kRetry;
+absl::Status Mover::MoveDown(const CarryPlan& plan) noexcept {
+  CarryOutcome outcome = CarryOutcome::kRetry;
+  const absl::Status status = Caught([&]() -> absl::Status {
+    const storage::BlockPin pin = tiers_.host.Pin(plan.key);
+    // A block that the host tier lost stays named there: reads answer that it is missing.
+    absl::Status written = pin == nullptr ? absl::InvalidArgumentError("")
+                                          : WriteRocksdb({.key = plan.key, .record = *pin});
+    outcome = absl::IsInvalidArgument(written)     ? CarryOutcome::kLost
+              : absl::IsResourceExhausted(written) ? CarryOutcome::kNoRoom
+              : written.ok()                       ? CarryOutcome::kMoved
+                                                   : CarryOutcome::kRetry;
+    return written;
+  });
+  NoteFailure("a block is not moved down yet", status);
   const bool is_closed = cache_.CommitMoveDown(plan, outcome);
   if (is_closed) {
     Erase({&plan.key, 1});
   } else if (outcome == CarryOutcome::kMoved) {
-    if (!tiers_.host.Erase({&plan.key, 1}).ok()) {
-      const absl::MutexLock lock(&mu_);
-      owed_host_.push_back(plan.key);
-    }
+    Settle({.host = {plan.key}, .rocksdb = {}, .frames = {}});
   }
   Reap(plan.sequence);
   return outcome == CarryOutcome::kLost ? absl::OkStatus() : status;
@@ -264,11 +300,12 @@ void Mover::NoteMedium(const absl::Status& status) {
   }
 }
 
-absl::Status Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
-  if (bytes == 0) return absl::OkStatus();
+absl::StatusOr<storage::ByteCharge> Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
+  if (bytes == 0) return storage::ByteCharge();
   for (;;) {
     const uint64_t freed = Freed();
-    if (tiers_.host_budget.TryCharge(bytes)) return absl::OkStatus();
+    if (auto charge = storage::ByteCharge::Try(tiers_.host_budget, bytes))
+      return *std::move(charge);
     // Where all that could move is on its way already, its end is waited for.
     if (clock_.SinceStart() < deadline && (MoveOneDown() || AwaitFreed(freed, deadline))) continue;
     return Refuse(
@@ -309,52 +346,87 @@ LowerRoom Mover::RoomOf(uint64_t record_bytes) const {
   return room;
 }
 
-void Mover::Erase(std::span<const storage::BlockKey> keys) {
-  const std::vector<storage::BlockKey> host = EraseFrom(tiers_.host, keys);
-  std::vector<storage::BlockKey> below;
-  if (tiers_.rocksdb != nullptr) below = EraseFrom(*tiers_.rocksdb, keys);
-  if (host.empty() && below.empty()) return;
-  const absl::MutexLock lock(&mu_);
-  owed_host_.insert(owed_host_.end(), host.begin(), host.end());
-  owed_rocksdb_.insert(owed_rocksdb_.end(), below.begin(), below.end());
+void Mover::Erase(std::span<const storage::BlockKey> keys) noexcept {
+  const std::vector<storage::BlockKey> all(keys.begin(), keys.end());
+  Settle({.host = all, .rocksdb = all, .frames = {}});
 }
 
-void Mover::EraseOwed() {
-  std::vector<storage::BlockKey> host;
-  std::vector<storage::BlockKey> below;
-  std::vector<SequenceRef> frames;
-  {
-    const absl::MutexLock lock(&mu_);
-    host.swap(owed_host_);
-    below.swap(owed_rocksdb_);
-    frames.swap(owed_frames_);
-  }
-  host = EraseFrom(tiers_.host, host);
-  if (tiers_.rocksdb != nullptr) below = EraseFrom(*tiers_.rocksdb, below);
-  for (const SequenceRef& sequence : frames) ZeroAndRelease(sequence);
-  const absl::MutexLock lock(&mu_);
-  owed_host_.insert(owed_host_.end(), host.begin(), host.end());
-  owed_rocksdb_.insert(owed_rocksdb_.end(), below.begin(), below.end());
-}
-
-void Mover::Reap(const SequenceRef& sequence) {
-  if (cache_.MayReap(sequence)) ZeroAndRelease(sequence);
-}
-
-// Frames that could not be zeroed are given to nobody, and tried again later.
-void Mover::ZeroAndRelease(const SequenceRef& sequence) {
-  const gpu::ZeroArgs zero{
-      {sequence->memory.front().frames, sequence->facts.pool_bytes}};  // Closed: nobody writes it.
-  const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
-  absl::Status status = device.status();
-  if (device.ok()) status = device->Run(std::span(&zero, 1));
+void Mover::Reap(const SequenceRef& sequence) noexcept {
+  if (!cache_.MayReap(sequence)) return;
+  const absl::Status status = Zero(*sequence);
   if (status.ok()) return cache_.Reap(sequence);
+  // Given to nobody, and tried again later.
   Log(LogLevel::kError, "frames of a closed sequence are not zeroed yet, and given to nobody",
       {{"sequence", sequence->facts.args.sequence},
        {"bytes", sequence->facts.pool_bytes},
        {"why", std::string(status.message())}});
   const absl::MutexLock lock(&mu_);
-  owed_frames_.push_back(sequence);
+  owed_.frames.push_back(sequence);
+}
+
+absl::Status Mover::Zero(const OpenedSequence& sequence) {
+  absl::Status status = Caught([&]() -> absl::Status {
+    const gpu::ZeroArgs zero{
+        {sequence.memory.front().frames, sequence.facts.pool_bytes}};  // Closed: nobody writes it.
+    const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
+    EBBTIDE_RETURN_IF_ERROR(DeviceFailure(device.status()));
+    return DeviceFailure(device->Run(std::span(&zero, 1)));
+  });
+  CountFailure(status);
+  return status;
+}
+
+void Mover::SettleOwed() noexcept {
+  Owed owed;
+  {
+    const absl::MutexLock lock(&mu_);
+    std::swap(owed, owed_);
+  }
+  Settle(std::move(owed));
+}
+
+// Tries what is owed; what is left is owed still.
+void Mover::Settle(Owed owed) noexcept {
+  EraseFrom(tiers_.host, owed.host);
+  if (tiers_.rocksdb != nullptr) EraseFrom(*tiers_.rocksdb, owed.rocksdb);
+  std::erase_if(owed.frames, [this](const SequenceRef& sequence) {
+    if (!Zero(*sequence).ok()) return false;
+    cache_.Reap(sequence);
+    Log(LogLevel::kInfo, "frames of a closed sequence are zeroed",
+        {{"sequence", sequence->facts.args.sequence}});
+    return true;
+  });
+  const auto append = [](auto& to, const auto& more) {
+    to.insert(to.end(), more.begin(), more.end());
+  };
+  const absl::MutexLock lock(&mu_);
+  append(owed_.host, owed.host);
+  append(owed_.rocksdb, owed.rocksdb);
+  append(owed_.frames, owed.frames);
+}
+
+// Those of a tier have no reason: they are told by its being degraded.
+void Mover::CountFailure(const absl::Status& status) noexcept {
+  const std::string reason = ReasonOf(status);
+  if (!reason.empty()) cache_.Count([&](Stats& stats) { ++stats.carries_failed[reason]; });
+}
+
+void Mover::NoteFailure(std::string_view what, const absl::Status& status) noexcept {
+  CountFailure(status);
+  const std::string reason = ReasonOf(status);
+  if (reason.empty()) return;
+  uint64_t failures = 0;
+  {
+    const absl::MutexLock lock(&mu_);
+    ++failures_;
+    const absl::Duration now = clock_.SinceStart();
+    if (reason == failed_by_ && now - failure_logged_ < kQuietTime) return;
+    failed_by_ = reason;
+    failure_logged_ = now;
+    failures = std::exchange(failures_, 0);
+  }
+  Log(LogLevel::kError, what,
+      {{"reason", reason}, {"why", std::string(status.message())}, {"failures", failures}});
 }
 
 std::string Mover::Degraded() const {

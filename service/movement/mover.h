@@ -14,10 +14,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -42,18 +44,20 @@ struct LowerTiers {
   storage::Tier* rocksdb = nullptr;  // Null: none.
 };
 
-// Thread-safe.
+// Thread-safe. What it does of its own accord survives an exception of its device, of a tier or of
+// its own: the block is the next again, what is owed stays owed, and the failure is counted.
 class Mover {
  public:
   Mover(Cache& cache, Clock& clock, Executor& carriers, gpu::Backend& backend, LowerTiers tiers)
       : cache_(cache), clock_(clock), carriers_(carriers), backend_(backend), tiers_(tiers) {}
 
   // Has the carriers seal and move whatever there is to seal and move.
-  void Kick();
+  void Kick() noexcept;
 
-  // Charges `bytes` of host memory, moving blocks down until they fit.
+  // `bytes` of host memory, for which blocks are moved down until they fit.
   //   kResourceExhausted  LOWER_TIERS_FULL: nothing was charged
-  absl::Status ChargeHost(uint64_t bytes, absl::Duration deadline);
+  absl::StatusOr<storage::ByteCharge> ChargeHost(uint64_t bytes, absl::Duration deadline);
+  // What was kept of a charge.
   void ReleaseHost(uint64_t bytes) { tiers_.host_budget.Release(bytes); }
 
   // For records of `record_bytes`, beside those promised to others.
@@ -61,11 +65,11 @@ class Mover {
 
   // Erases a closed sequence's blocks in every tier. A tier that does not answer is asked again
   // later.
-  void Erase(std::span<const storage::BlockKey> keys);
+  void Erase(std::span<const storage::BlockKey> keys) noexcept;
 
   // Zeroes a closed sequence's frames and gives them back, unless a carrier still reads them: then
   // the carrier does.
-  void Reap(const SequenceRef& sequence);
+  void Reap(const SequenceRef& sequence) noexcept;
 
   // Why the RocksDB tier does not take blocks now, although they are within its budget; "" when it
   // does.
@@ -83,9 +87,16 @@ class Mover {
     uint64_t bytes = 0;
   };
 
+  // Erasures that a tier did not take, and closed sequences whose frames were not zeroed.
+  struct Owed {
+    std::vector<storage::BlockKey> host;
+    std::vector<storage::BlockKey> rocksdb;
+    std::vector<SequenceRef> frames;
+  };
+
   void Carry();
   void SealAll();
-  absl::Status SealOne(const CarryPlan& plan);
+  absl::Status SealOne(const CarryPlan& plan) noexcept;
   void Commit(const CarryPlan& plan, const absl::StatusOr<TierName>& tier);
   // A buffer is kept from one seal to the next: its pages would cost as much as what is written.
   RecordBuffer TakeBuffer(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
@@ -94,15 +105,19 @@ class Mover {
   // Moves the block longest in the host of those that the tier below has room for.
   bool MoveOneDown() ABSL_LOCKS_EXCLUDED(mu_);
   bool MoveFirstThatFits();
-  absl::Status MoveDown(const CarryPlan& plan);
+  absl::Status MoveDown(const CarryPlan& plan) noexcept;
   // How many moves have freed room in the host; and whether more have than `before`, once one has
   // or none is under way any more.
   uint64_t Freed() const ABSL_LOCKS_EXCLUDED(mu_);
   bool AwaitFreed(uint64_t before, absl::Duration deadline) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteRocksdb(const storage::BlockWrite& write) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteMedium(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
-  void EraseOwed() ABSL_LOCKS_EXCLUDED(mu_);
-  void ZeroAndRelease(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Zero(const OpenedSequence& sequence);
+  void SettleOwed() noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  void Settle(Owed owed) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  void CountFailure(const absl::Status& status) noexcept;
+  void NoteFailure(std::string_view what, const absl::Status& status) noexcept
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   Cache& cache_;
@@ -120,10 +135,11 @@ class Mover {
   RecordBuffer spare_ ABSL_GUARDED_BY(mu_);
   int moving_ ABSL_GUARDED_BY(mu_) = 0;      // Who looks for a block to move, or moves one,
   uint64_t freed_ ABSL_GUARDED_BY(mu_) = 0;  // and how often that freed room in the host.
-  // Erasures that the tier did not take, and closed sequences whose frames were not zeroed.
-  std::vector<storage::BlockKey> owed_host_ ABSL_GUARDED_BY(mu_);
-  std::vector<storage::BlockKey> owed_rocksdb_ ABSL_GUARDED_BY(mu_);
-  std::vector<SequenceRef> owed_frames_ ABSL_GUARDED_BY(mu_);
+  Owed owed_ ABSL_GUARDED_BY(mu_);
+  // What carriers failed by last, when that was logged, and how often they failed since.
+  std::string failed_by_ ABSL_GUARDED_BY(mu_);
+  absl::Duration failure_logged_ ABSL_GUARDED_BY(mu_);
+  uint64_t failures_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace ebbtide::service

@@ -191,6 +191,7 @@ void WriteStats(const Stats& stats, v1::GetStatsResponse& message) {
   message.set_blocks_moved_down(stats.blocks_moved_down);
   FillCounts(stats.refused, *message.mutable_refused());
   FillCounts(stats.pages_lost, *message.mutable_pages_lost());
+  FillCounts(stats.carries_failed, *message.mutable_carries_failed());
 }
 
 void WriteSummary(const SequenceSummary& summary, v1::SequenceSummary& message) {

@@ -200,7 +200,8 @@ Stats FromWire(const v1::GetStatsResponse& wire) {
               .blocks_sealed = wire.blocks_sealed(),
               .blocks_moved_down = wire.blocks_moved_down(),
               .refused = ToMap(wire.refused()),
-              .pages_lost = ToMap(wire.pages_lost())};
+              .pages_lost = ToMap(wire.pages_lost()),
+              .carries_failed = ToMap(wire.carries_failed())};
   for (const v1::TierStats& tier : wire.tiers()) stats.tiers.push_back(TierFromWire(tier));
   return stats;
 }

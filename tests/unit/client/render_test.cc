@@ -169,6 +169,13 @@ TEST(StatusVerbTest, RefusalsAreNamedByReason) {
   EXPECT_THAT(RenderStatus({}, stats), HasSubstr("refused    3 (DEVICE_FULL 2, INDEX_GAP 1)"));
 }
 
+TEST(StatusVerbTest, FailuresOfCarriersAreNamedByReason) {
+  const client::Stats stats{.blocks_sealed = 5, .carries_failed = {{"DEVICE_LOST", 2}}};
+
+  EXPECT_THAT(RenderStatus({}, stats),
+              HasSubstr("5 sealed, 0 moved down to rocksdb; failed 2 (DEVICE_LOST 2)"));
+}
+
 TEST(StatusVerbTest, ASimulatedDeviceIsCalledSo) {
   EXPECT_THAT(RenderStatus({.backend = "cpu", .simulated_device = true}, {}),
               HasSubstr("cpu, simulated device (host memory)"));

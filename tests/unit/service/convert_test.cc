@@ -527,7 +527,8 @@ TEST(WriteStatsTest, NoFieldIsForgotten) {
               .blocks_sealed = 10,
               .blocks_moved_down = 11,
               .refused = {{"DEVICE_FULL", 12}},
-              .pages_lost = {{"MISSING_PAGE", 13}}};
+              .pages_lost = {{"MISSING_PAGE", 13}},
+              .carries_failed = {{"DEVICE_LOST", 14}}};
 
   v1::GetStatsResponse message;
   WriteStats(stats, message);
@@ -539,6 +540,7 @@ TEST(WriteStatsTest, NoFieldIsForgotten) {
   EXPECT_EQ(static_cast<int>(fields.size()), v1::TierStats::descriptor()->field_count());
   EXPECT_EQ(message.refused().at("DEVICE_FULL"), 12);
   EXPECT_EQ(message.blocks_moved_down(), 11);
+  EXPECT_EQ(message.carries_failed().at("DEVICE_LOST"), 14);
 }
 
 TEST(WriteDescriptionTest, NoFieldIsForgotten) {

@@ -462,12 +462,16 @@ TEST(MoverTest, SequenceClosedUnderItsMoveLeavesNothingBehind) {
 
 // --- charging
 
-TEST(MoverTest, HostMemoryIsChargedAndReleased) {
+TEST(MoverTest, HostMemoryIsChargedUntilItIsReleased) {
   CacheStand stand;
-
-  EXPECT_OK(stand.mover().ChargeHost(1000, stand.clock().SinceStart()));
-  EXPECT_EQ(stand.host_budget().used_bytes(), 1000U);
-  stand.mover().ReleaseHost(1000);
+  {
+    ASSERT_OK_AND_ASSIGN(storage::ByteCharge charge,
+                         stand.mover().ChargeHost(1000, stand.clock().SinceStart()));
+    EXPECT_EQ(stand.host_budget().used_bytes(), 1000U);
+    charge.Keep(300);
+  }
+  EXPECT_EQ(stand.host_budget().used_bytes(), 300U);
+  stand.mover().ReleaseHost(300);
 
   EXPECT_EQ(stand.host_budget().used_bytes(), 0U);
 }
@@ -478,9 +482,10 @@ TEST(MoverTest, ChargeMovesAsManyBlocksAsItNeeds) {
   stand.Append("a", 0, 5 * kPage);
   stand.Carry();
 
-  EXPECT_OK(stand.mover().ChargeHost(7 * stand.host_cost(),
-                                     stand.clock().SinceStart() + absl::Seconds(1)));
+  const auto charge = stand.mover().ChargeHost(7 * stand.host_cost(),
+                                               stand.clock().SinceStart() + absl::Seconds(1));
 
+  EXPECT_OK(charge.status());
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kBelow, kHost, kHost, kHost));
   EXPECT_EQ(stand.host_budget().free_bytes(), 0U);
 }
@@ -488,17 +493,18 @@ TEST(MoverTest, ChargeMovesAsManyBlocksAsItNeeds) {
 TEST(MoverTest, ChargeThatDoesNotFitIsRefusedAndTakesNothing) {
   CacheStand stand({.host_blocks = 2});
   const uint64_t limit = stand.host_budget().limit_bytes();
-  ASSERT_OK(stand.mover().ChargeHost(limit - 10, stand.clock().SinceStart()));
+  const auto held = stand.mover().ChargeHost(limit - 10, stand.clock().SinceStart());
+  ASSERT_OK(held.status());
 
   const absl::Status status =
-      stand.mover().ChargeHost(11, stand.clock().SinceStart() + absl::Hours(1));
+      stand.mover().ChargeHost(11, stand.clock().SinceStart() + absl::Hours(1)).status();
 
   EXPECT_THAT(status, test::StatusIs(
                           absl::StatusCode::kResourceExhausted,
                           AllOf(HasSubstr("11 B"), HasSubstr("10 of " + std::to_string(limit)))));
   EXPECT_EQ(ReasonOf(status), "LOWER_TIERS_FULL");
   EXPECT_EQ(stand.host_budget().free_bytes(), 10U);
-  EXPECT_OK(stand.mover().ChargeHost(0, stand.clock().SinceStart()));  // Nothing always fits.
+  EXPECT_OK(stand.mover().ChargeHost(0, stand.clock().SinceStart()).status());  // Always fits.
 }
 
 TEST(MoverTest, ChargePastItsDeadlineMovesNothing) {
@@ -508,7 +514,7 @@ TEST(MoverTest, ChargePastItsDeadlineMovesNothing) {
   stand.Carry();
 
   const absl::Status status =
-      stand.mover().ChargeHost(8 * stand.host_cost(), stand.clock().SinceStart());
+      stand.mover().ChargeHost(8 * stand.host_cost(), stand.clock().SinceStart()).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Places(stand, sequence), Each(kHost));
@@ -521,9 +527,12 @@ TEST(MoverTest, ChargeThatTheTierBelowHoldsUpIsRefused) {
   stand.Carry();
   stand.below().Set({.refuse = 1});
 
-  EXPECT_EQ(ReasonOf(stand.mover().ChargeHost(3 * stand.host_cost(),
-                                              stand.clock().SinceStart() + absl::Hours(1))),
-            "LOWER_TIERS_FULL");
+  const absl::Status status =
+      stand.mover()
+          .ChargeHost(3 * stand.host_cost(), stand.clock().SinceStart() + absl::Hours(1))
+          .status();
+
+  EXPECT_EQ(ReasonOf(status), "LOWER_TIERS_FULL");
 }
 
 // --- how much could be held

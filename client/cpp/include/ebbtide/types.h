@@ -217,6 +217,7 @@ struct Stats {
   uint64_t blocks_moved_down = 0;
   std::map<std::string, uint64_t> refused = {};
   std::map<std::string, uint64_t> pages_lost = {};  // By reason; a page of an open sequence once.
+  std::map<std::string, uint64_t> carries_failed = {};  // By reason; each is tried again.
 };
 
 // Lane-tokens, each counted once where its authoritative copy lies; `device` counts copies beside.
