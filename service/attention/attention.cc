@@ -84,7 +84,9 @@ struct Attention::Work {
   std::vector<std::vector<int32_t>> slots;  // [kv_heads] of the new tokens
   std::vector<std::vector<float>> queries;  // [kv_heads][group, tokens, head_dim]
   std::vector<int32_t> query_index;         // [tokens]
-  int32_t observed_end = 0;                 // Queries before were observed, in this call or before.
+  std::vector<ScoreNotes> notes;            // [kv_heads] what the queries teach,
+  RecallHistory history;                    // and what their answer does,
+  int32_t observed_end = 0;                 // once it is made: queries before are observed then.
   StepAnswer answer;
 
   OpenedSequence& sequence() const { return *ticket.sequence; }
@@ -98,9 +100,13 @@ struct Attention::Work {
   // Are some of the queries new? Those of a call that comes again were observed, unless a device
   // that failed kept them from it.
   bool observes() const { return ticket.observed_end < ticket.first_index + tokens; }
+  RecallHistory& recall_history() const {
+    return sequence().recall_history[static_cast<size_t>(ticket.layer)];
+  }
 };
 
-// A layer held by a call, which gives it back however the call ends.
+// A layer held by a call, which gives it back however the call ends. What was placed and not
+// committed is withdrawn: an exception leaves the sequence as it was.
 class Attention::Hold {
  public:
   Hold(Attention& attention, const Ticket& ticket) : attention_(attention), ticket_(ticket) {}
@@ -167,6 +173,8 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
             .slots = {},
             .queries = {},
             .query_index = {},
+            .notes = {},
+            .history = {},
             .answer = {}};
   Hold hold(*this, work.ticket);
   if (absl::Status status = TakeSlots(work); !status.ok()) return refuse(std::move(status));
@@ -177,8 +185,10 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
     status = WithDeviceReason(status);
     cache_.Count([&](Stats& stats) { ++stats.refused[ReasonOf(status)]; });
   }
-  if (cache_.Finish(work.ticket, digest, work.observed_end, &lengths)) mover_.Kick();
+  TakeNotes(work);  // From here on nothing fails.
+  const bool has_complete = cache_.Finish(work.ticket, digest, work.observed_end, &lengths);
   hold.NoteDone();
+  if (has_complete) mover_.Kick();
   work.answer.length = lengths.length;
   work.answer.committed = lengths.committed;
   work.answer.replayed = work.ticket.replayed;
@@ -301,13 +311,15 @@ absl::Status Attention::Answer(Work& work) {
   answer.certificate.error_bound.resize(tokens * heads);
   answer.certificate.met.resize(tokens);
 
-  RecallHistory& history = work.sequence().recall_history[static_cast<size_t>(work.ticket.layer)];
-  work.reads_exactly = work.has_target() && history.reads_exactly();
+  work.history = work.recall_history();
+  work.reads_exactly = work.has_target() && work.history.reads_exactly();
+  work.notes.resize(static_cast<size_t>(work.geometry.kv_heads));
   const int32_t tile = TileOf(work);
   for (int32_t first = 0; first < work.tokens; first += tile) {
     EBBTIDE_RETURN_IF_ERROR(AnswerTile(work, first, std::min(tile, work.tokens - first)));
   }
-  if (work.has_target() && work.observes()) history.NoteAnswer(work.spent, work.exact);
+  if (work.has_target()) work.history.NoteAnswer(work.spent, work.exact);
+  work.observed_end = work.ticket.first_index + work.tokens;
   return work.call.phase == Phase::kDecode ? CountAnswer(work) : absl::OkStatus();
 }
 
@@ -477,7 +489,6 @@ void Attention::Observe(Work& work, std::span<const LaneAnswer> lanes, const Lan
           .subspan(static_cast<size_t>(first_query), static_cast<size_t>(tile.queries));
   if (index.back() < work.ticket.observed_end) return;
   const bool is_last = first_query + tile.queries == work.tokens;
-  work.observed_end = index.back() + 1;
   parallel_.Run(static_cast<int>(lanes.size()), [&](int l) {
     const LaneAnswer& lane = lanes[static_cast<size_t>(l)];
     std::vector<float> lse(lane.lse().begin(), lane.lse().end());
@@ -494,8 +505,17 @@ void Attention::Observe(Work& work, std::span<const LaneAnswer> lanes, const Lan
          .parts = parts,
          .lse = lse,
          .ends_prefill_call = is_last && work.call.phase == Phase::kPrefill},
-        work.memory(l));
+        work.memory(l), work.notes[static_cast<size_t>(l)]);
   });
+}
+
+// What the answer taught, where all of it was made. Cannot fail.
+void Attention::TakeNotes(Work& work) noexcept {
+  if (work.observed_end <= work.ticket.observed_end) return;
+  for (int head = 0; head < work.geometry.kv_heads; ++head) {
+    work.sequence().policy.scorer->Take(work.notes[static_cast<size_t>(head)], work.memory(head));
+  }
+  work.recall_history() = work.history;
 }
 
 }  // namespace ebbtide::service

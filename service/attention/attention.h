@@ -64,6 +64,7 @@ class Attention {
                  std::string_view stopped_by);
   void Observe(Work& work, std::span<const LaneAnswer> lanes, const LaneQuery& tile,
                int32_t first_query);
+  static void TakeNotes(Work& work) noexcept;
 
   const AttentionOptions options_;
   Cache& cache_;

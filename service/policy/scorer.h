@@ -19,6 +19,7 @@
 #include "gpu/extent.h"
 #include "service/policy/lane_memory.h"
 #include "service/policy/policy.h"
+#include "service/policy/score_notes.h"
 
 namespace ebbtide::service {
 
@@ -66,8 +67,11 @@ class Scorer {
 
   // Must Observe see the logits of every observed query?
   virtual bool wants_logits() const { return false; }
-  // Takes note of an answer's queries.
-  virtual void Observe(const Observation& observation, LaneMemory& memory) const = 0;
+  // Notes what an answer's queries teach, beside what the call's answers before it taught; of
+  // `memory` no more changes than the room that Take needs.
+  virtual void Observe(const Observation&, LaneMemory& /*memory*/, ScoreNotes&) const {}
+  // Takes a call's notes over into the lane's state. Cannot fail.
+  virtual void Take(const ScoreNotes&, LaneMemory& /*memory*/) const noexcept {}
   // Is the score of memory.score still the latest? If so, Score need not be called.
   virtual bool is_fresh(const LaneMemory& memory) const = 0;
   // score[lane][s] of each slot that holds a token; 0 elsewhere. They come as zeros, as long as the

@@ -13,8 +13,12 @@ class H2oScorer final : public Scorer {
  public:
   bool wants_logits() const override { return true; }
 
-  void Observe(const Observation& observation, LaneMemory& memory) const override {
-    AddMass(observation, observation.lse, memory);
+  void Observe(const Observation& observation, LaneMemory& memory,
+               ScoreNotes& notes) const override {
+    AddMass(observation, observation.lse, memory.mass.size(), notes.mass);
+  }
+  void Take(const ScoreNotes& notes, LaneMemory& memory) const noexcept override {
+    notes.mass.AddTo(memory.mass);
   }
 
   bool is_fresh(const LaneMemory&) const override { return false; }

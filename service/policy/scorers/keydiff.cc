@@ -11,7 +11,6 @@ namespace {
 
 class KeyDiffScorer final : public Scorer {
  public:
-  void Observe(const Observation&, LaneMemory&) const override {}
   bool is_fresh(const LaneMemory&) const override { return false; }
 
   absl::Status Score(std::span<const LaneToScore> lanes, const ScoringTools& tools,

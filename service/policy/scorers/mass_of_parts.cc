@@ -8,7 +8,8 @@
 
 namespace ebbtide::service {
 
-void AddMass(const Observation& observation, std::span<const float> lse, LaneMemory& memory) {
+void AddMass(const Observation& observation, std::span<const float> lse, size_t length,
+             DrawnMass& mass) {
   std::vector<double> drawn;
   for (const AttendedPart& part : observation.parts) {
     drawn.assign(part.index.size(), 0.0);
@@ -18,10 +19,7 @@ void AddMass(const Observation& observation, std::span<const float> lse, LaneMem
                   .logits = part.logits,
                   .lse = lse,
                   .mass = drawn});
-    for (size_t s = 0; s < drawn.size(); ++s) {
-      if (part.index[s] != gpu::kNoToken)
-        memory.mass[static_cast<size_t>(part.index[s])] += drawn[s];
-    }
+    mass.Add(part.index, drawn, length);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adds the attention that an answer's queries paid to memory.mass, by token index.
+// The attention that an answer's queries paid, by token, for scorers that add it up.
 
 #pragma once
 
@@ -11,8 +11,9 @@
 
 namespace ebbtide::service {
 
-// `lse` [group, queries] as in the observation; rows with -inf add nothing.
-void AddMass(const Observation& observation, std::span<const float> lse, LaneMemory& memory);
+// `lse` [group, queries] as in the observation; rows with -inf add nothing. `length`: of the lane.
+void AddMass(const Observation& observation, std::span<const float> lse, size_t length,
+             DrawnMass& mass);
 
 // memory.mass of each slot's token as an f32 score.
 void ScoreByMass(std::span<const LaneToScore> lanes, std::span<std::vector<float>> score);

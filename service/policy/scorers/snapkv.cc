@@ -22,25 +22,42 @@ class SnapKvScorer final : public Scorer {
  public:
   SnapKvScorer(int32_t window, int32_t kernel) : window_(window), kernel_(kernel) {}
 
-  void Observe(const Observation& observation, LaneMemory& memory) const override {
+  void Observe(const Observation& observation, LaneMemory& memory,
+               ScoreNotes& notes) const override {
     const auto head_dim = static_cast<size_t>(memory.shape.head_dim);
     const auto group = static_cast<size_t>(observation.group);
     const auto queries = static_cast<size_t>(observation.queries);
-    memory.window_query.resize(static_cast<size_t>(window_) * group * head_dim);
+    const auto window = static_cast<size_t>(window_);
+    memory.window_query.resize(window * group * head_dim);
+    memory.window_index.reserve(window);
+    notes.query.resize(window * group * head_dim);
+    notes.query_index.resize(window);
     for (size_t m = 0; m < queries; ++m) {
       if (observation.lse[m] == -std::numeric_limits<float>::infinity()) continue;  // Not observed.
-      const auto ring = static_cast<size_t>(memory.window_next);
-      if (memory.window_index.size() <= ring) memory.window_index.resize(ring + 1);
-      memory.window_index[ring] = observation.query_index[m];
+      const auto ring = static_cast<size_t>(notes.queries++ % window_);
+      notes.query_index[ring] = observation.query_index[m];
       for (size_t g = 0; g < group; ++g) {
         std::ranges::copy(
             observation.query.subspan((g * queries + m) * head_dim, head_dim),
-            memory.window_query.begin() + static_cast<ptrdiff_t>((ring * group + g) * head_dim));
+            notes.query.begin() + static_cast<ptrdiff_t>((ring * group + g) * head_dim));
       }
-      memory.window_next = (memory.window_next + 1) % window_;
-      ++memory.queries_since_refresh;
     }
-    if (observation.ends_prefill_call || memory.queries_since_refresh >= kWindowRefreshQueries) {
+    notes.ends_prefill_call |= observation.ends_prefill_call;
+  }
+
+  void Take(const ScoreNotes& notes, LaneMemory& memory) const noexcept override {
+    const size_t row = notes.query.size() / static_cast<size_t>(window_);
+    for (int32_t n = std::max(0, notes.queries - window_); n < notes.queries; ++n) {
+      const auto from = static_cast<size_t>(n % window_);
+      const auto to = static_cast<size_t>((memory.window_next + n) % window_);
+      if (memory.window_index.size() <= to) memory.window_index.resize(to + 1);  // There is room.
+      memory.window_index[to] = notes.query_index[from];
+      std::ranges::copy(std::span(notes.query).subspan(from * row, row),
+                        memory.window_query.begin() + static_cast<ptrdiff_t>(to * row));
+    }
+    memory.window_next = (memory.window_next + notes.queries) % window_;
+    memory.queries_since_refresh += notes.queries;
+    if (notes.ends_prefill_call || memory.queries_since_refresh >= kWindowRefreshQueries) {
       memory.is_score_stale = true;
     }
   }

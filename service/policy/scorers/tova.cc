@@ -17,13 +17,18 @@ class TovaScorer final : public Scorer {
  public:
   bool wants_logits() const override { return true; }
 
-  void Observe(const Observation& observation, LaneMemory& memory) const override {
+  void Observe(const Observation& observation, LaneMemory& memory,
+               ScoreNotes& notes) const override {
     std::vector<float> last(observation.lse.size(), -std::numeric_limits<float>::infinity());
     const auto queries = static_cast<size_t>(observation.queries);
     for (size_t row = queries - 1; row < last.size(); row += queries)
       last[row] = observation.lse[row];
+    notes.mass.Clear();
+    AddMass(observation, last, memory.mass.size(), notes.mass);
+  }
+  void Take(const ScoreNotes& notes, LaneMemory& memory) const noexcept override {
     std::ranges::fill(memory.mass, 0.0);
-    AddMass(observation, last, memory);
+    notes.mass.AddTo(memory.mass);
   }
 
   bool is_fresh(const LaneMemory&) const override { return false; }

@@ -114,6 +114,12 @@ class ScoredLane {
     return answer;
   }
 
+  // As one call's only answer.
+  void Observe(const service::Policy& policy, const service::Observation& observation) {
+    service::ScoreNotes notes;
+    policy.scorer->Observe(observation, memory_, notes);
+    policy.scorer->Take(notes, memory_);
+  }
   // Score of each resident token, by index; what is absent keeps its last.
   std::vector<float> Scores(const service::Policy& policy) {
     const service::LaneToScore lane{.set = set(), .memory = memory_};

@@ -149,7 +149,7 @@ TEST(ScorerTest, SlotsWithoutATokenScoreNothing) {
     for (int i = 0; i < 20; ++i) lane.Append({normal(random), 1}, {normal(random), 1});
     auto answer = lane.AnswerTo({{1, 1}}, {19});
     const Policy policy = MakePolicy(text);
-    policy.scorer->Observe(answer.Seen(), lane.memory());
+    lane.Observe(policy, answer.Seen());
     lane.Remove(5);
 
     const std::vector<float> score = lane.BaseScores(policy);
@@ -200,7 +200,7 @@ TEST(H2oScorerTest, TokenIsWorthTheAttentionOfAllQueriesAveragedOverTheGroup) {
   auto answer = lane.AnswerTo({{1, 0}, {1, 0}, {0, 0}, {0, 0}}, {0, 1});
   const Policy policy = MakePolicy("h2o");
 
-  policy.scorer->Observe(answer.Seen(), lane.memory());
+  lane.Observe(policy, answer.Seen());
 
   EXPECT_THAT(lane.Scores(policy), Pointwise(FloatNear(1e-5F), {1 + 0.375F, 0.625F}));
 }
@@ -219,7 +219,7 @@ TEST(H2oScorerTest, AttentionToRecalledTokensIsTheirs) {
   seen.lse = {&lse, 1};
   const Policy policy = MakePolicy("h2o");
 
-  policy.scorer->Observe(seen, lane.memory());
+  lane.Observe(policy, seen);
 
   EXPECT_THAT(lane.memory().mass, Pointwise(FloatNear(1e-5F), {0.5, 0.25, 0.25}));
 }
@@ -230,11 +230,11 @@ TEST(TovaScorerTest, TokenIsWorthTheAttentionOfTheLastQueryAlone) {
   lane.Append({std::log(3.0F), 0}, {0, 0});
   const Policy policy = MakePolicy("tova");
   auto first = lane.AnswerTo({{5, 5}, {0, 0}}, {0, 1});
-  policy.scorer->Observe(first.Seen(), lane.memory());
+  lane.Observe(policy, first.Seen());
   EXPECT_THAT(lane.Scores(policy), Pointwise(FloatNear(1e-5F), {0.5F, 0.5F}));
 
   auto second = lane.AnswerTo({{1, 0}}, {1});
-  policy.scorer->Observe(second.Seen(), lane.memory());
+  lane.Observe(policy, second.Seen());
 
   EXPECT_THAT(lane.Scores(policy), Pointwise(FloatNear(1e-5F), {0.25F, 0.75F}));
 }
@@ -249,7 +249,7 @@ TEST(SnapKvScorerTest, WindowsAttentionIsPooledOverNeighbouringKeepers) {
   ASSERT_EQ(lane.lane().slot_of(5), 1);  // and token 5 is not, though its slot is.
   auto answer = lane.AnswerTo({{1, 0}}, {5});
   const Policy policy = MakePolicy("snapkv(window=2,kernel=3)");
-  policy.scorer->Observe(answer.Seen(), lane.memory());
+  lane.Observe(policy, answer.Seen());
 
   const std::vector<float> score = lane.Scores(policy);  // Weights 4 : – : 1 : 1 : 2 : 1.
 
@@ -268,8 +268,8 @@ TEST(SnapKvScorerTest, OnlyTheLastWindowOfQueriesVotes) {
   auto old = lane.AnswerTo({{9, 0}, {9, 0}, {9, 0}}, {1, 1, 1});
   auto last = lane.AnswerTo({{0, 9}, {0, 9}}, {1, 1});
 
-  policy.scorer->Observe(old.Seen(), lane.memory());
-  policy.scorer->Observe(last.Seen(), lane.memory());
+  lane.Observe(policy, old.Seen());
+  lane.Observe(policy, last.Seen());
 
   const std::vector<float> score = lane.Scores(policy);
   EXPECT_LT(score[0], 0.001);
@@ -288,14 +288,14 @@ TEST(SnapKvScorerTest, ScoreIsRenewedAfterPrefillCallsAndEverySixteenQueries) {
   EXPECT_TRUE(policy.scorer->is_fresh(lane.memory()));
 
   for (int query = 0; query < kWindowRefreshQueries - 1; ++query) {
-    policy.scorer->Observe(decode.Seen(), lane.memory());
+    lane.Observe(policy, decode.Seen());
     EXPECT_TRUE(policy.scorer->is_fresh(lane.memory())) << query;
   }
-  policy.scorer->Observe(decode.Seen(), lane.memory());
+  lane.Observe(policy, decode.Seen());
   EXPECT_FALSE(policy.scorer->is_fresh(lane.memory()));
   lane.Scores(policy);
   EXPECT_TRUE(policy.scorer->is_fresh(lane.memory()));
-  policy.scorer->Observe(prefill.Seen(), lane.memory());
+  lane.Observe(policy, prefill.Seen());
 
   EXPECT_FALSE(policy.scorer->is_fresh(lane.memory()));
 }
@@ -327,6 +327,7 @@ TEST(ScorerTest, PortionsOfQueriesDoNotMatter) {
     for (const std::string& text : kEveryPolicy) {
       ScoredLane at_once;
       ScoredLane in_portions;
+      ScoredLane in_tiles;  // Of one call.
       std::vector<Row> query;
       std::vector<int32_t> query_index;
       for (int32_t i = 0; i < 40; ++i) {
@@ -334,13 +335,15 @@ TEST(ScorerTest, PortionsOfQueriesDoNotMatter) {
         const Row value = {normal(random), normal(random)};
         at_once.Append(key, value);
         in_portions.Append(key, value);
+        in_tiles.Append(key, value);
         query.push_back({normal(random), normal(random)});
         query_index.push_back(i);
       }
       const Policy policy = MakePolicy(text);
 
       auto all = at_once.AnswerTo(query, query_index);
-      policy.scorer->Observe(all.Seen(), at_once.memory());
+      at_once.Observe(policy, all.Seen());
+      ScoreNotes notes;
       for (size_t first = 0; first < query.size();) {
         const size_t count = std::min<size_t>(1 + random() % 12, query.size() - first);
         auto some =
@@ -348,12 +351,18 @@ TEST(ScorerTest, PortionsOfQueriesDoNotMatter) {
                                   query.begin() + static_cast<ptrdiff_t>(first + count)},
                                  {query_index.begin() + static_cast<ptrdiff_t>(first),
                                   query_index.begin() + static_cast<ptrdiff_t>(first + count)});
-        policy.scorer->Observe(some.Seen(), in_portions.memory());
+        in_portions.Observe(policy, some.Seen());
+        policy.scorer->Observe(some.Seen(), in_tiles.memory(), notes);
         first += count;
       }
 
+      EXPECT_THAT(in_tiles.memory().mass, Each(0)) << text;  // Nothing before the call is certain.
+      policy.scorer->Take(notes, in_tiles.memory());
+
       // Sums may be rounded in another order.
       EXPECT_THAT(in_portions.Scores(policy), Pointwise(FloatNear(1e-5F), at_once.Scores(policy)))
+          << text;
+      EXPECT_THAT(in_tiles.Scores(policy), Pointwise(FloatNear(1e-5F), at_once.Scores(policy)))
           << text;
     }
   });
@@ -368,7 +377,7 @@ TEST(ScorerTest, QueriesMarkedAsSeenCountForNothing) {
     auto answer = lane.AnswerTo({{9, 0}, {0, 9}}, {1, 1});
     answer.lse[0] = kUnseen;  // Observed by an earlier call.
 
-    policy.scorer->Observe(answer.Seen(), lane.memory());
+    lane.Observe(policy, answer.Seen());
 
     const std::vector<float> score = lane.Scores(policy);
     EXPECT_LT(score[0], 0.001) << text;
@@ -401,7 +410,7 @@ TEST(ScorerTest, SameHistoryGivesTheSameScoresToTheBit) {
       for (int32_t i = 0; i < 90; ++i) {
         lane.Append({normal(random), normal(random)}, {normal(random), normal(random)});
         auto answer = lane.AnswerTo({{normal(random), 1}, {1, normal(random)}}, {i});
-        policy.scorer->Observe(answer.Seen(), lane.memory());
+        lane.Observe(policy, answer.Seen());
         victims.push_back(lane.Victims(policy, 48));
         for (const int32_t victim : victims.back()) lane.Remove(victim);
       }
@@ -432,7 +441,7 @@ TEST(WeightingTest, CaoteIsTheErrorOfLosingTheToken) {
   LaneOfThree(lane);
   const Policy policy = MakePolicy("tova+caote");
   auto answer = lane.AnswerTo({{1, 0}}, {2});
-  policy.scorer->Observe(answer.Seen(), lane.memory());
+  lane.Observe(policy, answer.Seen());
 
   const std::vector<float> score = lane.Scores(policy);
 
@@ -447,7 +456,7 @@ TEST(WeightingTest, FastCaotePutsTheMeanValueInPlaceOfTheOutput) {
   LaneOfThree(lane);
   const Policy policy = MakePolicy("tova+fastcaote");
   auto answer = lane.AnswerTo({{1, 0}}, {2});
-  policy.scorer->Observe(answer.Seen(), lane.memory());
+  lane.Observe(policy, answer.Seen());
 
   const std::vector<float> score = lane.Scores(policy);
 
@@ -462,7 +471,7 @@ TEST(WeightingTest, BaseIsNormalisedOverTheWorkingSet) {
   LaneOfThree(lane);
   const Policy policy = MakePolicy("h2o+caote");
   auto answer = lane.AnswerTo({{1, 0}}, {2});
-  for (int times = 0; times < 3; ++times) policy.scorer->Observe(answer.Seen(), lane.memory());
+  for (int times = 0; times < 3; ++times) lane.Observe(policy, answer.Seen());
 
   EXPECT_NEAR(lane.Scores(policy)[0], std::hypot(2, 1), 1e-4);  // As after one answer.
 }
@@ -484,7 +493,7 @@ TEST(WeightingTest, OneTokenWithAllTheAttentionHasAFiniteScore) {
     lane.Append({0, 0}, {0, 4});
     const Policy policy = MakePolicy(text);
     auto answer = lane.AnswerTo({{1, 0}}, {1});
-    policy.scorer->Observe(answer.Seen(), lane.memory());
+    lane.Observe(policy, answer.Seen());
 
     const std::vector<float> score = lane.Scores(policy);
 
