@@ -388,7 +388,11 @@ void Mover::SettleOwed() noexcept {
 // Tries what is owed; what is left is owed still.
 void Mover::Settle(Owed owed) noexcept {
   EraseFrom(tiers_.host, owed.host);
-  if (tiers_.rocksdb != nullptr) EraseFrom(*tiers_.rocksdb, owed.rocksdb);
+  if (tiers_.rocksdb != nullptr) {
+    EraseFrom(*tiers_.rocksdb, owed.rocksdb);
+  } else {
+    owed.rocksdb.clear();
+  }
   std::erase_if(owed.frames, [this](const SequenceRef& sequence) {
     if (!Zero(*sequence).ok()) return false;
     cache_.Reap(sequence);
