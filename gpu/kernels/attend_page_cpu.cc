@@ -51,7 +51,7 @@ class PageKernel {
     Logits();
     for (int r = 0; r < R; ++r) Shares(r);
     EachChannels([this](int d, auto channels, auto widen) {
-      AddValues<decltype(channels)::value>(d, widen);
+      this->template AddValues<decltype(channels)::value>(d, widen);
     });
     const FloatTag f;
     Floats each[R];

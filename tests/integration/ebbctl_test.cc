@@ -340,8 +340,8 @@ TEST_F(EbbctlTest, WhatTheDaemonRefusesIsFoundBeforeAnythingLong) {
 void CollectMissing(const json& fields, const std::string& page,
                     std::vector<std::string>& missing) {
   static const std::set<std::string> by_name = {
-      "by_reason",        "by_rung",         "by_tier", "bytes_checked_by_tier",
-      "tokens_forgotten", "answers_not_met", "refused", "pages_lost"};
+      "by_reason",       "by_rung", "by_tier",    "bytes_checked_by_tier", "tokens_forgotten",
+      "answers_not_met", "refused", "pages_lost", "carries_failed"};
   if (fields.is_array() && !fields.empty()) CollectMissing(fields.front(), page, missing);
   if (!fields.is_object()) return;
   for (const auto& [name, value] : fields.items()) {
