@@ -220,6 +220,7 @@ struct Connection::Wire {
           (reason == kReasonInFlight ? attempts.NextLook() : attempts.Next())) {
         continue;
       }
+      if (attempts.stop().stop_requested()) break;  // While it waited.
       return InOurWords(answer, reason,
                         {.call = call,
                          .target = target,
