@@ -50,7 +50,7 @@ Files
 
 Signals
   SIGTERM, SIGINT, SIGHUP   refuse new calls, finish those in progress within server.drain_ms, end
-  a second one              end without waiting for them
+  a second one              end within five seconds: what is not answered and read by then is cut off
 
 Exit codes
   0  ended as asked      1  failed, with the reason on standard error
@@ -134,11 +134,11 @@ void Drain(Daemon& daemon, absl::Duration patience, const StopSignals& signals) 
   daemon.StopAdmitting();
   while (!daemon.WaitIdle(absl::Milliseconds(50))) {
     if (signals.Wait(absl::ZeroDuration()) != 0) {
-      Log(LogLevel::kWarn, "a second signal: calls in progress are cut off");
+      Log(LogLevel::kWarn, "a second signal: calls in progress have five seconds more");
       return;
     }
     if (SteadyClock().SinceStart() >= end) {
-      Log(LogLevel::kWarn, "server.drain_ms is over: calls in progress are cut off");
+      Log(LogLevel::kWarn, "server.drain_ms is over: calls in progress have five seconds more");
       return;
     }
   }
