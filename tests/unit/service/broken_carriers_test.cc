@@ -171,6 +171,7 @@ TEST_F(FailingCarriersTest, SealThatTheDeviceFailsIsCountedTriedAgainAndSeenByHe
   device_->Heal();
   Carry();
   EXPECT_EQ(Counters().blocks_sealed, 2U);
+  EXPECT_TRUE(stand_.engine().is_device_lost()) << "a device that was lost is trusted again";
 }
 
 TEST_F(FailingCarriersTest, SealsThatFailAreLoggedOnceAMinute) {
