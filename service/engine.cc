@@ -9,7 +9,7 @@
 
 #include "base/status_macros.h"
 #include "gpu/device.h"
-#include "gpu/watched_backend.h"
+#include "gpu/loss_noting_backend.h"
 #include "service/attention/attention.h"
 #include "service/cache.h"
 #include "service/movement/mover.h"
@@ -184,7 +184,7 @@ class PlainEngine final : public Engine {
   absl::StatusOr<std::vector<PageBytes>> ReadPagesOf(const ReadPagesArgs& args);
 
   const EngineParts parts_;
-  gpu::WatchedBackend device_;
+  gpu::LossNotingBackend device_;
   const gpu::DeviceBuffer pool_;
   const storage::ByteCharge staging_charge_;
   const LowerTiers tiers_;

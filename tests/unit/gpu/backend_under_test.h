@@ -13,6 +13,7 @@
 
 #include "gpu/backend.h"
 #include "gpu/cpu/cpu_backend.h"
+#include "gpu/loss_noting_backend.h"
 #include "tests/unit/gpu/on_cuda.h"
 #if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
 #include "gpu/cuda/cuda_backend.h"
@@ -37,6 +38,12 @@ std::unique_ptr<Backend> MakeCpuBackend() {
   return std::make_unique<CpuBackend>(kThreads);
 }
 
+// As the service has it.
+inline std::unique_ptr<Backend> MakeNotedBackend() {
+  static CpuBackend cpu(3);
+  return std::make_unique<LossNotingBackend>(cpu);
+}
+
 #if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
 template <size_t kCarriedBytesMax>
 std::unique_ptr<Backend> MakeCudaBackend() {
@@ -52,7 +59,8 @@ std::unique_ptr<Backend> MakeCudaBackend() {
 // The last one waits in the middle of a batch for what it carried.
 inline std::vector<BackendUnderTest> EveryBackend() {
   std::vector<BackendUnderTest> backends = {{"cpu_on_one_thread", &MakeCpuBackend<1>},
-                                            {"cpu_on_three_threads", &MakeCpuBackend<3>}};
+                                            {"cpu_on_three_threads", &MakeCpuBackend<3>},
+                                            {"cpu_watched_for_loss", &MakeNotedBackend}};
 #if defined(EBBTIDE_CUDA_EMULATED) || defined(EBBTIDE_CUDA_DEVICE)
   if (!WhyNoCuda().empty()) return backends;
   backends.push_back({"cuda", &MakeCudaBackend<(size_t{64} << 20)>});

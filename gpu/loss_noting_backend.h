@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A backend that remembers whether its device failed, whoever was told: a call, or a carrier that
-// tries again. Tested by tests/unit/service/engine_test.cc.
+// tries again. Tested by tests/unit/gpu/loss_noting_backend_test.cc.
 
 #pragma once
 
@@ -19,9 +19,9 @@
 namespace ebbtide::gpu {
 
 // Thread-safe. Its streams must not outlive it.
-class WatchedBackend final : public Backend {
+class LossNotingBackend final : public Backend {
  public:
-  explicit WatchedBackend(Backend& backend) : backend_(backend) {}
+  explicit LossNotingBackend(Backend& backend) : backend_(backend) {}
 
   // From the first kUnavailable on; only a new process mends that.
   bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
@@ -36,22 +36,22 @@ class WatchedBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<Stream>> MakeStream() override {
     absl::StatusOr<std::unique_ptr<Stream>> stream = backend_.MakeStream();
     EBBTIDE_RETURN_IF_ERROR(Note(stream.status()));
-    return std::make_unique<WatchedStream>(*this, *std::move(stream));
+    return std::make_unique<NotingStream>(*this, *std::move(stream));
   }
   absl::Status Run(Stream& stream, const Batch& batch) override {
-    return Note(backend_.Run(static_cast<WatchedStream&>(stream).watched(), batch));
+    return Note(backend_.Run(static_cast<NotingStream&>(stream).stream(), batch));
   }
 
  private:
-  class WatchedStream final : public Stream {
+  class NotingStream final : public Stream {
    public:
-    WatchedStream(WatchedBackend& backend, std::unique_ptr<Stream> stream)
+    NotingStream(LossNotingBackend& backend, std::unique_ptr<Stream> stream)
         : backend_(backend), stream_(std::move(stream)) {}
     absl::Status Wait() override { return backend_.Note(stream_->Wait()); }
-    Stream& watched() { return *stream_; }
+    Stream& stream() { return *stream_; }
 
    private:
-    WatchedBackend& backend_;
+    LossNotingBackend& backend_;
     std::unique_ptr<Stream> stream_;
   };
 
