@@ -553,6 +553,7 @@ bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t obser
 }
 
 uint64_t Cache::Withdraw(const Ticket& ticket) noexcept {
+  EBBTIDE_CHECK(ticket.tokens > 0, "a call that placed nothing has nothing to withdraw");
   const absl::MutexLock lock(&mu_);
   Sequence& facts = ticket.sequence->facts;
   facts.layers[static_cast<size_t>(ticket.layer)].in_flight = false;

@@ -106,7 +106,8 @@ struct Attention::Work {
 };
 
 // A layer held by a call, which gives it back however the call ends. What was placed and not
-// committed is withdrawn: an exception leaves the sequence as it was.
+// committed is withdrawn, so an exception leaves the sequence as it was, but for tokens that made
+// room for it: they stay absent.
 class Attention::Hold {
  public:
   Hold(Attention& attention, const Ticket& ticket) : attention_(attention), ticket_(ticket) {}
@@ -178,7 +179,7 @@ StepAnswer Attention::Step(const StepCall& call, const StepItem& item) {
             .answer = {}};
   Hold hold(*this, work.ticket);
   if (absl::Status status = TakeSlots(work); !status.ok()) return refuse(std::move(status));
-  hold.NotePlaced();
+  if (work.ticket.tokens > 0) hold.NotePlaced();
   if (absl::Status status = AppendTokens(work); !status.ok()) return refuse(std::move(status));
   if (item.q.has_value()) work.answer.status = Answer(work);
   if (absl::Status& status = work.answer.status; !status.ok()) {

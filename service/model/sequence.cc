@@ -41,7 +41,7 @@ void Sequence::Truncate(int32_t length) {
   for (Layer& layer : layers) {
     layer.length = std::min(layer.length, length);
     layer.observed_end = std::min(layer.observed_end, length);
-    layer.last = {};
+    if (layer.last.first_index + layer.last.tokens > length) layer.last = {};
   }
   committed = std::min(committed, length);
   longest = std::min(longest, length);

@@ -108,6 +108,22 @@ TEST_P(BrokenCallsTest, TeachAndTakeNothing) {
       EXPECT_EQ(answer.output, twins.output);
       EXPECT_EQ(answer.certificate.error_bound, twins.certificate.error_bound);
       EXPECT_EQ(answer.certificate.met, twins.certificate.met);
+      // What is there stays there, and its retry stays one, in the layers before too.
+      for (const bool appends : {true, false}) {
+        for (int each = layer; each >= 0; --each) {
+          Worker::Call again = call;
+          again.layer = each;
+          again.appends = appends;
+          const StepAnswer twins_again = twin.worker.Step(again);
+          const auto repeat = [&] { answer = side.worker.Step(again); };
+          broken += each < layer ? (repeat(), 0) : BreakEverywhere(side.breaker, repeat, [&] {
+            side.engine().CheckInvariants();
+          });
+          ASSERT_OK(answer.status);
+          EXPECT_EQ(answer.replayed, appends);
+          EXPECT_EQ(answer.output, twins_again.output);
+        }
+      }
       ExpectAlike(side, twin);
       if (testing::Test::HasFailure()) return;
     }

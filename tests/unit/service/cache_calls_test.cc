@@ -73,6 +73,25 @@ class CacheCallsTest : public testing::Test {
   Lengths lengths_;
 };
 
+// --- withdraw
+
+TEST_F(CacheCallsTest, WithdrawnTokensLeaveTheRetriesOfOtherLayersAsTheyWere) {
+  Run(0, 0, 20);
+  Run(1, 0, 20);
+  ASSERT_OK_AND_ASSIGN(const Ticket next,
+                       Begin({.layer = 0, .first_index = 20, .tokens = 4, .digest = {5, 6}}));
+  ASSERT_OK(TryPlace(next));
+  cache().Withdraw(next);
+
+  for (const uint32_t layer : {0U, 1U}) {
+    ASSERT_OK_AND_ASSIGN(
+        const Ticket again,
+        Begin({.layer = layer, .first_index = 0, .tokens = 20, .digest = kDigest}));
+    EXPECT_TRUE(again.replayed);
+    cache().Abandon(again);
+  }
+}
+
 // --- begin
 
 TEST_F(CacheCallsTest, TicketSaysWhereLayerAndSequenceStand) {
@@ -489,6 +508,14 @@ TEST_F(CacheCallsTest, TruncateWithinBoundsOnly) {
 }
 
 using CacheDeathTest = test::ThreadsafeDeathTest;
+
+TEST_F(CacheDeathTest, WithdrawalOfACallThatPlacedNothingStopsTheProcess) {
+  CacheStand stand;
+  stand.Open("a", 48, 32);
+  const Ticket ticket = stand.Begin("a", 0, 0, 0);
+
+  EXPECT_DEATH(stand.cache().Withdraw(ticket), "placed nothing");
+}
 
 TEST_F(CacheDeathTest, TokensPlacedWithoutSlotsStopTheProcess) {
   CacheStand stand;

@@ -192,6 +192,20 @@ TEST(SequenceTest, TruncateForgetsTokensBlocksAndTheLastCall) {
   sequence.CheckInvariants();
 }
 
+// Its retry is one still.
+TEST(SequenceTest, TruncateKeepsTheLastCallOfALayerWhoseTokensStay) {
+  Sequence sequence = MakeSequence();
+  Append(sequence, 20);
+  AppendToLayer(sequence, 0, 15);
+  sequence.layers[0].last = {.first_index = 20, .tokens = 15, .digest = {1, 2}};
+  sequence.layers[1].last = {.first_index = 8, .tokens = 12, .digest = {3, 4}};
+
+  sequence.Truncate(20);
+
+  EXPECT_EQ(sequence.layers[0].last.tokens, 0);
+  EXPECT_EQ(sequence.layers[1].last.tokens, 12);
+}
+
 TEST(SequenceTest, TruncateToTheCommittedLengthDropsAStepThatIsHalfDone) {
   Sequence sequence = MakeSequence();
   Append(sequence, 20);
