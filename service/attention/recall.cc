@@ -182,9 +182,10 @@ class Climb {
         rounding_squares += rounding * rounding;
       }
     }
-    // What rounding the output takes of the target, no reading gives back.
-    const double limit =
-        std::max(target * std::sqrt(output_squares) - std::sqrt(rounding_squares), 0.0);
+    // What rounding the output takes of the target, no reading gives back; where it takes all, the
+    // target is aimed at without it.
+    double limit = target * std::sqrt(output_squares);
+    if (const double rounding = std::sqrt(rounding_squares); rounding < limit) limit -= rounding;
     const double error = std::sqrt(error_squares);
     if (error <= limit) return {};
     const std::vector<Doubt> doubts = DoubtsOf(m, errors, error);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "gpu/element.h"
@@ -28,7 +29,8 @@ constexpr float kHalfMax = 65504;
 // One lane of f32 tokens with one value in every channel, so that it is every token's output.
 class OutputDtypeTest : public testing::TestWithParam<const char*> {
  protected:
-  StepAnswer Answer(float value, gpu::Dtype output_dtype) {
+  // The last of so many calls.
+  StepAnswer Answer(float value, gpu::Dtype output_dtype, int calls = 1) {
     const Geometry geometry{.layers = 1,
                             .query_heads = 1,
                             .kv_heads = 1,
@@ -49,13 +51,18 @@ class OutputDtypeTest : public testing::TestWithParam<const char*> {
     const int64_t shape[] = {kTokens, 1, kHeadDim};
     const std::vector<float> zeros(size_t{kTokens} * kHeadDim);
     const std::vector<float> values(zeros.size(), value);
-    const StepItem item{.sequence = "a",
-                        .q = TensorView{gpu::Dtype::kF32, shape, std::as_bytes(std::span(zeros))},
-                        .k = TensorView{gpu::Dtype::kF32, shape, std::as_bytes(std::span(zeros))},
-                        .v = TensorView{gpu::Dtype::kF32, shape, std::as_bytes(std::span(values))},
-                        .output_dtype = output_dtype};
-    StepAnswer answer = engine.Step({.phase = Phase::kDecode}, {&item, 1}).front();
-    EXPECT_OK(answer.status);
+    StepItem item{.sequence = "a",
+                  .q = TensorView{gpu::Dtype::kF32, shape, std::as_bytes(std::span(zeros))},
+                  .k = TensorView{gpu::Dtype::kF32, shape, std::as_bytes(std::span(zeros))},
+                  .v = TensorView{gpu::Dtype::kF32, shape, std::as_bytes(std::span(values))},
+                  .output_dtype = output_dtype};
+    StepAnswer answer;
+    for (int call = 0; call < calls; ++call) {
+      item.first_index = static_cast<uint64_t>(call) * kTokens;
+      answer = engine.Step({.phase = Phase::kDecode}, {&item, 1}).front();
+      EXPECT_OK(answer.status);
+      stand_.Settle();
+    }
     return answer;
   }
 
@@ -97,6 +104,29 @@ TEST_P(OutputDtypeTest, TheLargestValueIsAnAnswerInBfloat16) {
   EXPECT_EQ(answer.certificate.met, std::vector<uint8_t>(kTokens, 1));
 }
 
+using RoundedTargetTest = OutputDtypeTest;
+
+// Reading helps no such target: it is aimed at as if the output were exact.
+TEST_P(RoundedTargetTest, NothingIsReadForWhatOnlyRoundingTakes) {
+  constexpr int kCalls = 5;
+
+  const StepAnswer rounded = Answer(1 + 0x1p-8F, gpu::Dtype::kBF16, kCalls);
+  ASSERT_OK(stand_.engine().CloseSequence("a"));
+  const StepAnswer exact = Answer(1 + 0x1p-8F, gpu::Dtype::kF32, kCalls);
+
+  EXPECT_GT(exact.absent_pages, 0U);
+  EXPECT_EQ(exact.certificate.met.back(), 1);
+  EXPECT_THAT(exact.touched, testing::IsEmpty());
+  EXPECT_EQ(rounded.certificate.met.back(), 0);
+  EXPECT_THAT(rounded.touched, testing::IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryRecall, RoundedTargetTest,
+                         testing::Values("bounded(0.001)", "estimated(0.001)"),
+                         [](const auto& test) {
+                           const std::string recall = test.param;
+                           return recall.substr(0, recall.find('('));
+                         });
 INSTANTIATE_TEST_SUITE_P(EveryRecall, OutputDtypeTest,
                          testing::Values("exact", "off", "bounded(0.02)", "estimated(0.02)"),
                          [](const auto& test) {
