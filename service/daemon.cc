@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -177,11 +178,15 @@ Stats Daemon::GetStats() {
 }
 
 void Daemon::Tick() {
-  parts_->server->RefreshHealth();
-  parts_->server->CutOffUnread();
-  // A full queue means that the sweep before is still at work.
-  parts_->sweeper->Submit("idle", [engine = parts_->engine.get()] { engine->CloseIdle(); })
-      .IgnoreError();
+  try {
+    parts_->server->RefreshHealth();
+    parts_->server->CutOffUnread();
+    // A full queue means that the sweep before is still at work.
+    parts_->sweeper->Submit("idle", [engine = parts_->engine.get()] { engine->CloseIdle(); })
+        .IgnoreError();
+  } catch (const std::bad_alloc&) {
+    // Calls are served as far as there is memory for them, and the next tick does it all.
+  }
 }
 
 void Daemon::StopAdmitting() {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ std::unique_ptr<std::byte[]> MakeBytes(size_t bytes) {
 
 struct PatientTier::Call {
   absl::Status status;
+  std::exception_ptr thrown;
   bool is_done = false;
   bool is_given_up = false;
 };
@@ -45,14 +47,24 @@ absl::Status PatientTier::Wait(std::string_view what, std::function<absl::Status
         " waits until the medium answers again: see to its disk"));
   }
   const absl::Status queued = threads_->Submit(what, [this, call, work = std::move(work)] {
-    absl::Status status = work();
+    absl::Status status;
+    std::exception_ptr thrown;
+    try {
+      status = work();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
     const absl::MutexLock job_lock(&mu_);
     call->status = std::move(status);
+    call->thrown = std::move(thrown);
     call->is_done = true;
     if (call->is_given_up) --given_up_;
   });
   if (!queued.ok()) return absl::UnavailableError(queued.message());
-  if (mu_.AwaitWithTimeout(absl::Condition(&call->is_done), limit_)) return std::move(call->status);
+  if (mu_.AwaitWithTimeout(absl::Condition(&call->is_done), limit_)) {
+    if (call->thrown != nullptr) std::rethrow_exception(call->thrown);
+    return std::move(call->status);
+  }
   call->is_given_up = true;
   ++given_up_;
   return absl::UnavailableError(absl::StrCat(std::string(name()), " tier: no answer to a ",

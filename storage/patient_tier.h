@@ -45,7 +45,7 @@ class PatientTier final : public Tier {
  private:
   struct Call;
 
-  // Runs `work` on another thread and waits for it.
+  // Runs `work` on another thread and waits for it; what it throws is thrown here.
   absl::Status Wait(std::string_view what, std::function<absl::Status()> work)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -6,6 +6,7 @@
 #include "storage/patient_tier.h"
 
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -95,6 +96,26 @@ TEST_F(PatientTierTest, NothingOvertakesAWriteThatWasGivenUp) {
   answer_.Notify();
   ASSERT_TRUE(test::ComesTrue([&] { return patient_->Erase({&kKey, 1}).ok(); }));
   EXPECT_EQ(patient_->Usage().blocks, 0U) << "the late write came after the erasure";
+}
+
+// As where memory runs out: in time, or when nobody waits any more.
+TEST_F(PatientTierTest, WhatACallThrowsIsItsCallersAndStopsNoOther) {
+  medium_->Set({.delay = 1, .on_delay = [] { throw std::bad_alloc(); }});
+  EXPECT_THROW(Write().IgnoreError(), std::bad_alloc);
+  medium_->Set({});
+  EXPECT_OK(Write());
+
+  medium_->Set({.delay = 1, .on_delay = [this] {
+                  answer_.WaitForNotification();
+                  throw std::bad_alloc();
+                }});
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no answer to a write")));
+  medium_->Set({});
+  answer_.Notify();
+
+  PageState state;
+  ASSERT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
+  EXPECT_EQ(state, PageState::kOk);
 }
 
 TEST_F(PatientTierTest, ALateWriteIsWholeAndSound) {
