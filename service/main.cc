@@ -50,7 +50,7 @@ Files
 
 Signals
   SIGTERM, SIGINT, SIGHUP   refuse new calls, finish those in progress within server.drain_ms, end
-  a second one              end within five seconds: what is not answered and read by then is cut off
+  a second one              end within ten seconds: what is not answered and read within five is cut off
 
 Exit codes
   0  ended as asked      1  failed, with the reason on standard error

@@ -20,8 +20,8 @@ absl::Status Refuse(absl::StatusCode code, std::string_view reason, std::string_
 // The reason of an error made by Refuse, else "".
 std::string ReasonOf(const absl::Status& status);
 
-// An error of the device (gpu/backend.h), which knows no reasons, with its own: DEVICE_FULL,
-// HOST_MEMORY_FULL, DEVICE_LOST, or DEVICE_REFUSED. Others are left as they are.
+// An error without a reason is the device's (gpu/backend.h), which knows none: it gets DEVICE_FULL,
+// HOST_MEMORY_FULL, DEVICE_LOST, or DEVICE_REFUSED. What has a reason keeps it.
 absl::Status WithDeviceReason(const absl::Status& status);
 
 }  // namespace ebbtide::service

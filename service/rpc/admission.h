@@ -23,8 +23,8 @@ class Admission {
  public:
   struct Limits {
     uint32_t calls = 0;
-    // Of all requests in progress, as they come or once they are parsed, and of answers that are
-    // larger; a call alone is never refused for its size.
+    // Held by all calls in progress: each its request, as it came or parsed, and its answer where
+    // that is larger. A call alone is never refused for its size.
     uint64_t bytes = 0;
     std::string_view advice = "call again later";  // For who is over `calls`.
   };
@@ -39,7 +39,7 @@ class Admission {
     Ticket& operator=(Ticket&&) = delete;
     ~Ticket();
 
-    // For so many bytes more, of `what`: "request", "answer".
+    // For so many bytes more. `what`: whose they are, as in "this <what> of 3 MiB would exceed …".
     //   kResourceExhausted  SERVER_BUSY: as Enter; nothing changed
     absl::Status Grow(uint64_t bytes, std::string_view what);
 
