@@ -127,13 +127,14 @@ void AddDemo(CLI::App& app, const Common& common, DemoArgs& args, Verb& verb) {
 }
 
 int Exit(const absl::StatusOr<bool>& well) {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    absl::FPrintF(stderr, "ebbctl: standard output did not take all of it; is its disk full?\n");
-    return kExitNotWell;
-  }
-  if (well.ok()) return *well ? 0 : kExitNotWell;
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (well.ok() && is_written) return *well ? 0 : kExitNotWell;
   if (const absl::Status interrupted = CheckInterrupted(); !interrupted.ok()) {
     absl::FPrintF(stderr, "ebbctl: %s\n", std::string(interrupted.message()));
+    return kExitNotWell;
+  }
+  if (!is_written) {
+    absl::FPrintF(stderr, "ebbctl: standard output did not take all of it; is its disk full?\n");
     return kExitNotWell;
   }
   const std::string reason = client::ErrorReason(well.status());
