@@ -49,6 +49,12 @@ std::string ModelName(const Trace& trace) {
                          client::DtypeName(trace.dtype()), trace.scale);
 }
 
+// The daemon closes it, once nobody has called it for long.
+void SayItIsLeft(const std::string& name, const absl::Status& why) {
+  absl::FPrintF(stderr, "sequence \"%s\" is left to its idle time-out: %s\n", name,
+                std::string(why.message()));
+}
+
 struct Opened {
   client::Sequence sequence;
   uint32_t page_tokens = 0;
@@ -61,14 +67,17 @@ absl::StatusOr<Opened> Open(const client::Client& client, const Trace& trace, co
   EBBTIDE_ASSIGN_OR_RETURN(const client::RegisteredModel registered, client.RegisterModel(model));
   const uint32_t chunk = std::min(spec.chunk == 0 ? ChunkFor(spec.prefill) : spec.chunk,
                                   info.chunk_tokens_max == 0 ? kExactChunk : info.chunk_tokens_max);
-  EBBTIDE_ASSIGN_OR_RETURN(client::Sequence sequence, client.OpenSequence({.name = SequenceName(),
-                                                                           .model = model.name,
-                                                                           .policy = spec.policy,
-                                                                           .budget = spec.budget,
-                                                                           .prefill = spec.prefill,
-                                                                           .recall = spec.recall,
-                                                                           .chunk_tokens = chunk}));
-  return Opened{.sequence = std::move(sequence),
+  const std::string name = SequenceName();
+  absl::StatusOr<client::Sequence> sequence = client.OpenSequence({.name = name,
+                                                                   .model = model.name,
+                                                                   .policy = spec.policy,
+                                                                   .budget = spec.budget,
+                                                                   .prefill = spec.prefill,
+                                                                   .recall = spec.recall,
+                                                                   .chunk_tokens = chunk});
+  if (absl::IsDeadlineExceeded(sequence.status())) SayItIsLeft(name, sequence.status());
+  EBBTIDE_RETURN_IF_ERROR(sequence.status());
+  return Opened{.sequence = *std::move(sequence),
                 .page_tokens = registered.geometry.page_tokens,
                 .chunk = chunk};
 }
@@ -89,8 +98,7 @@ class Run {
     const absl::Status closed = sequence.Close();
     if (!played.ok() && !closed.ok() && !absl::IsNotFound(closed) &&
         client::ErrorReason(closed) != "UNREACHABLE") {
-      absl::FPrintF(stderr, "sequence \"%s\" is left to its idle time-out: %s\n", sequence.name(),
-                    std::string(closed.message()));
+      SayItIsLeft(sequence.name(), closed);
     }
     EBBTIDE_RETURN_IF_ERROR(played);
     EBBTIDE_RETURN_IF_ERROR(closed);

@@ -220,6 +220,32 @@ TEST_F(EbbctlTest, AnInterruptedReplayClosesItsSequence) {
   EXPECT_OK(daemon->Stop(kLong));
 }
 
+// A sequence that opens meanwhile is closed.
+TEST_F(EbbctlTest, AReplayThatIsInterruptedWhileItAsksLeavesNothingOpen) {
+  const auto daemon = StartDaemon();
+  ASSERT_OK_AND_ASSIGN(const client::Client client, client::Client::Connect(socket_));
+  std::string policies = "h2o";
+  for (int run = 1; run < 500; ++run) policies += ",h2o";
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_OK_AND_ASSIGN(
+        const std::unique_ptr<DaemonProcess> replay,
+        DaemonProcess::Start(Ebbctl("replay " + std::string(kTrace) + " --socket " + socket_ +
+                                    " --policy " + policies + " --budget 50%"),
+                             "/dev/null"));
+    ASSERT_TRUE(test::ComesTrue([&] {
+      EXPECT_FALSE(replay->EndsWithin(absl::ZeroDuration())) << Err();
+      return !client.ListSequences()->empty();
+    }));
+
+    Signal(SIGTERM);
+
+    ASSERT_TRUE(replay->EndsWithin(kLong));
+    ASSERT_EQ(Err(), "ebbctl: interrupted\n");
+    ASSERT_THAT(client.ListSequences(), IsOkAndHolds(testing::IsEmpty())) << i;
+  }
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
 TEST_F(EbbctlTest, ADemoWhoseTerminalGoesLeavesNothingBehind) {
   const std::string tmp = "'" + tmp_.string() + "'";
   const std::string script = "TMPDIR=" + tmp + " " EBBCTL_PATH " demo > /dev/null 2> " + err_ +

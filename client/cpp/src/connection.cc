@@ -5,6 +5,7 @@
 #include "client/cpp/src/connection.h"
 
 #include <grpc/grpc.h>
+#include <grpcpp/alarm.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/completion_queue.h>
@@ -15,6 +16,7 @@
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/slice.h>
 
+#include <functional>
 #include <stop_token>
 #include <utility>
 
@@ -113,6 +115,16 @@ grpc::Slice SliceOf(const Encoded& message) {
           [](void* done) { delete static_cast<std::shared_ptr<const uint8_t[]>*>(done); }, held};
 }
 
+// Gives a call up once a stop is asked for.
+class GivenUpAt {
+ public:
+  GivenUpAt(const std::stop_token& stop, grpc::ClientContext& context)
+      : at_stop_(stop, [&context] { context.TryCancel(); }) {}
+
+ private:
+  const std::stop_callback<std::function<void()>> at_stop_;
+};
+
 // A call whose request is bytes already; what a stub's method does otherwise.
 template <typename Response>
 grpc::Status CallBytes(grpc::GenericStub& stub, const std::string& method,
@@ -129,6 +141,38 @@ grpc::Status CallBytes(grpc::GenericStub& stub, const std::string& method,
   done.Next(&tag, &is_read);
   if (!status.ok()) return status;
   return grpc::SerializationTraits<Response>::Deserialize(&answer, response);
+}
+
+// OpenSequence, whose answer may come for a while after the stop: the daemon carries out what has
+// reached it, and who knows of the sequence can close it.
+//   DEADLINE_EXCEEDED  it did not come in that while either
+grpc::Status AwaitOpened(v1::CacheService::Stub& stub, grpc::ClientContext& context,
+                         const v1::OpenSequenceRequest& request, v1::OpenSequenceResponse* response,
+                         const std::stop_token& stop) {
+  grpc::CompletionQueue events;
+  grpc::Alarm give_up;
+  grpc::Status status;
+  const auto call = stub.AsyncOpenSequence(&context, request, &events);
+  call->Finish(response, &status, call.get());
+  bool is_given_up = false;
+  {
+    const std::stop_callback at_stop(stop, [&] {
+      give_up.Set(&events, absl::ToChronoTime(absl::Now() + kLeaveTimeout), &give_up);
+    });
+    void* tag = nullptr;
+    bool is_due = false;
+    while (events.Next(&tag, &is_due) && tag != call.get()) {
+      is_given_up = true;
+      context.TryCancel();
+    }
+  }
+  give_up.Cancel();
+  events.Shutdown();
+  void* tag = nullptr;
+  for (bool is_due = false; events.Next(&tag, &is_due);) {
+  }
+  if (!is_given_up || status.error_code() != grpc::StatusCode::CANCELLED) return status;
+  return {grpc::StatusCode::DEADLINE_EXCEEDED, "no answer after the stop"};
 }
 
 void WaitUnlessStopped(absl::Duration pause, const std::stop_token& stop) {
@@ -202,7 +246,7 @@ struct Connection::Wire {
                       kReasonTooLarge);
   }
 
-  // `send` makes one attempt.
+  // `send` makes one attempt, and gives it up at a stop.
   template <typename Response, typename Send>
   absl::Status Repeat(const std::string& call, uint64_t bytes, Response* response,
                       Attempts& attempts, Send send) const {
@@ -211,16 +255,17 @@ struct Connection::Wire {
       response->Clear();
       grpc::ClientContext context;
       context.set_deadline(absl::ToChronoTime(absl::Now() + attempts.remaining()));
-      const std::stop_callback give_up(attempts.stop(), [&] { context.TryCancel(); });
       const grpc::Status answer = send(context);
       if (answer.ok()) return absl::OkStatus();
-      if (attempts.stop().stop_requested()) break;
+      const bool is_out_of_time = answer.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+      const auto is_stopped = [&] { return attempts.stop().stop_requested() && !is_out_of_time; };
+      if (is_stopped()) break;
       const std::string reason = TrailerReason(context);
       if (IsWorthRepeating(answer, reason) &&
           (reason == kReasonInFlight ? attempts.NextLook() : attempts.Next())) {
         continue;
       }
-      if (attempts.stop().stop_requested()) break;  // While it waited.
+      if (is_stopped()) break;  // While it waited.
       return InOurWords(answer, reason,
                         {.call = call,
                          .target = target,
@@ -234,9 +279,11 @@ struct Connection::Wire {
   absl::Status Call(Stub& stub,
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, Attempts& attempts) const {
-    return Repeat(
-        CallName(request), request.ByteSizeLong(), response, attempts,
-        [&](grpc::ClientContext& context) { return (stub.*method)(&context, request, response); });
+    return Repeat(CallName(request), request.ByteSizeLong(), response, attempts,
+                  [&](grpc::ClientContext& context) {
+                    const GivenUpAt give_up(attempts.stop(), context);
+                    return (stub.*method)(&context, request, response);
+                  });
   }
 
   template <typename Response>
@@ -247,6 +294,7 @@ struct Connection::Wire {
     const grpc::Slice slice = SliceOf(request);
     const grpc::ByteBuffer bytes(&slice, 1);
     return Repeat(call, request.bytes, response, attempts, [&](grpc::ClientContext& context) {
+      const GivenUpAt give_up(attempts.stop(), context);
       return CallBytes(generic, method, context, bytes, response);
     });
   }
@@ -311,7 +359,6 @@ Attempts Connection::PatientAttempts() const {
     return wire_->Call(wire_->stub, &v1::Service::Stub::Name, request, response, attempts);     \
   }
 EBBTIDE_CLIENT_CALL(CacheService, cache, RegisterModel)
-EBBTIDE_CLIENT_CALL(CacheService, cache, OpenSequence)
 EBBTIDE_CLIENT_CALL(CacheService, cache, ReadPages)
 EBBTIDE_CLIENT_CALL(CacheService, cache, Truncate)
 EBBTIDE_CLIENT_CALL(CacheService, cache, CloseSequence)
@@ -320,6 +367,15 @@ EBBTIDE_CLIENT_CALL(StatsService, stats, GetStats)
 EBBTIDE_CLIENT_CALL(StatsService, stats, ListSequences)
 EBBTIDE_CLIENT_CALL(StatsService, stats, DescribeSequence)
 #undef EBBTIDE_CLIENT_CALL
+
+absl::Status Connection::Call(const v1::OpenSequenceRequest& request,
+                              v1::OpenSequenceResponse* response, Attempts& attempts) const {
+  return wire_->Repeat(CallName(request), request.ByteSizeLong(), response, attempts,
+                       [&](grpc::ClientContext& context) {
+                         return AwaitOpened(wire_->cache, context, request, response,
+                                            attempts.stop());
+                       });
+}
 
 absl::Status Connection::Call(const Encoded& request, v1::AppendResponse* response,
                               Attempts& attempts) const {

@@ -205,6 +205,52 @@ TEST_F(ClientTest, AStopEndsTheWaitForAnotherAttempt) {
   interrupter.join();
 }
 
+// The daemon carries out what has reached it: only who hears of the sequence can close it.
+TEST_F(ClientTest, ASequenceThatOpensDuringAStopIsThereToBeClosed) {
+  std::stop_source stop;
+  const Client client = Connect({.stop = stop.get_token()});
+  daemon_.FallSilent();
+  std::thread interrupter([&] {
+    daemon_.AwaitCalls("OpenSequence", 1);
+    stop.request_stop();
+    daemon_.Speak();
+  });
+
+  const absl::StatusOr<Sequence> sequence = client.OpenSequence({.name = "s", .model = "m"});
+
+  interrupter.join();
+  ASSERT_OK(sequence);
+  EXPECT_EQ(daemon_.open_sequences(), 1);
+  EXPECT_OK(sequence->Close());
+  EXPECT_EQ(daemon_.open_sequences(), 0);
+}
+
+TEST_F(ClientTest, AnOpenThatIsNotAnsweredAfterAStopEndsAndSaysThatItMayBeOpen) {
+  std::stop_source stop;
+  const Client client =
+      Connect({.control_timeout = absl::InfiniteDuration(), .stop = stop.get_token()});
+  daemon_.FallSilent();
+  std::thread interrupter([&] {
+    daemon_.AwaitCalls("OpenSequence", 1);
+    stop.request_stop();
+  });
+
+  EXPECT_THAT(client.OpenSequence({.name = "s", .model = "m"}),
+              StatusIs(StatusCode::kDeadlineExceeded, HasSubstr("it may or may not have been")));
+
+  interrupter.join();
+}
+
+TEST_F(ClientTest, NothingIsOpenedAfterAStop) {
+  std::stop_source stop;
+  const Client client = Connect({.stop = stop.get_token()});
+  stop.request_stop();
+
+  EXPECT_THAT(client.OpenSequence({.name = "s", .model = "m"}), StatusIs(StatusCode::kCancelled));
+
+  EXPECT_EQ(CallsNamed("OpenSequence"), 0);
+}
+
 TEST_F(ClientTest, WhoStopsMayStillCloseAndWaitsForTheCallGivenUp) {
   std::stop_source stop;
   const Client client = Connect({.stop = stop.get_token()});

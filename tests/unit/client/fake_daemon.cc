@@ -18,7 +18,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
@@ -85,6 +84,7 @@ class FakeDaemon::Service {
   std::string refuse_reason_ ABSL_GUARDED_BY(mu_);
   std::string refuse_message_ ABSL_GUARDED_BY(mu_);
   std::vector<SeenCall> calls_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string> open_ ABSL_GUARDED_BY(mu_);
 
  private:
   // Notes the call, carries it out by `answer`, then loses, delays or refuses as told.
@@ -108,10 +108,16 @@ class FakeDaemon::Service {
       }
       if (!is_silent_) return status;
     }
-    // The client's deadline cancels the call; that is the only thing waited for.
-    absl::Notification never;
-    while (!context->IsCancelled()) never.WaitForNotificationWithTimeout(absl::Milliseconds(5));
-    return grpc::Status::CANCELLED;
+    // Whether its caller has given the call up is not told, only found.
+    const auto speaks = [this] {
+      mu_.AssertHeld();
+      return !is_silent_;
+    };
+    const absl::MutexLock lock(&mu_);
+    while (!mu_.AwaitWithTimeout(absl::Condition(&speaks), absl::Milliseconds(5))) {
+      if (context->IsCancelled()) return grpc::Status::CANCELLED;
+    }
+    return grpc::Status::OK;
   }
 
   // One item of Append or Attend, by the rules of CacheService.
@@ -278,7 +284,6 @@ class FakeDaemon::Service {
   Stats stats_;
   std::unique_ptr<grpc::Server> server_;
   std::string boot_id_ ABSL_GUARDED_BY(mu_);
-  std::set<std::string> open_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<std::string, uint32_t>, LayerState> lengths_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -304,6 +309,11 @@ void FakeDaemon::HoldItem(int item, int count) {
 void FakeDaemon::FallSilent() {
   const absl::MutexLock lock(&service_->mu_);
   service_->is_silent_ = true;
+}
+
+void FakeDaemon::Speak() {
+  const absl::MutexLock lock(&service_->mu_);
+  service_->is_silent_ = false;
 }
 
 void FakeDaemon::Restart(std::string boot_id) {
@@ -341,6 +351,11 @@ void FakeDaemon::AwaitCalls(const std::string& name, int count) const {
 std::vector<SeenCall> FakeDaemon::calls() const {
   const absl::MutexLock lock(&service_->mu_);
   return service_->calls_;
+}
+
+int FakeDaemon::open_sequences() const {
+  const absl::MutexLock lock(&service_->mu_);
+  return static_cast<int>(service_->open_.size());
 }
 
 uint64_t FakeDaemon::appended() const {

@@ -34,8 +34,10 @@ class FakeDaemon {
   // first where fewer are asked for again.
   void HoldItem(int item, int count);
 
-  // Every answer from now on comes after its caller's deadline.
+  // Calls from now on are carried out, and their answers held back: until their caller gives them
+  // up, or until Speak.
   void FallSilent();
+  void Speak();
 
   // Stops, and starts again under another boot id, knowing nothing.
   void Restart(std::string boot_id);
@@ -52,6 +54,7 @@ class FakeDaemon {
   void AwaitCalls(const std::string& name, int count) const;
 
   std::vector<SeenCall> calls() const;
+  int open_sequences() const;
   uint64_t appended() const;  // Tokens taken, each once, over all sequences and layers.
 
  private:

@@ -33,8 +33,9 @@ struct ClientOptions {
   absl::Duration control_timeout = absl::Seconds(10);  // Of calls that carry names and numbers.
   absl::Duration data_timeout = absl::Seconds(60);     // Of calls that carry keys and values.
   int attempts_max = 4;  // Of one call, the first included; the time limit holds for all together.
-  // Once a stop is asked for, calls under way end at once and no more are made. Sequence::Close
-  // alone still is, within two seconds: who stops leaves in order.
+  // Once a stop is asked for, calls under way end at once and no more are made. Who stops leaves in
+  // order: Sequence::Close alone still is made, and an OpenSequence under way may still answer,
+  // each within two seconds.
   std::stop_token stop = {};
 };
 
@@ -65,6 +66,9 @@ class Client {
   std::string boot_id() const;  // Of the daemon's run that answered last.
 
   absl::StatusOr<RegisteredModel> RegisterModel(const Model& model) const;
+  // Answers with the sequence even after a stop, where the daemon does: it is there to be closed.
+  //   kCancelled         a stop was asked for before it was sent, or sent again
+  //   kDeadlineExceeded  no answer in time, nor in two seconds after a stop: it may be open
   absl::StatusOr<Sequence> OpenSequence(const SequenceOptions& options) const;
 
   // A step of a batch: one item per sequence, one result per item, in order. Ok as a whole even
