@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
@@ -74,6 +75,8 @@ absl::Status OfSocket(const Unanswered& unanswered, const std::string& path) {
   const int error = ConnectErrno(path);
   struct stat facts = {};
   switch (error) {
+    case 0:
+      return SomebodyThere(unanswered);
     case ENOENT:
     case ENOTDIR:
       return NobodyThere(unanswered, "there is no such socket");
@@ -85,8 +88,9 @@ absl::Status OfSocket(const Unanswered& unanswered, const std::string& path) {
         return NobodyThere(unanswered, "that is no socket");
       }
       return NobodyThere(unanswered, "nobody listens at that socket any more");
-    default:
-      return SomebodyThere(unanswered);
+    default:  // Too many files of ours, links in a ring, a socket of another kind.
+      return NobodyThere(unanswered, absl::StrFormat("it can't be looked at: %s",
+                                                     std::generic_category().message(error)));
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -38,14 +39,19 @@ using testing::StartsWith;
 
 constexpr int kUnimplemented = 12;  // gRPC's number.
 
-int Listen(const std::string& path) {
+int Bind(const std::string& path, int kind) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::copy(path.begin(), path.end(), address.sun_path);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  EBBTIDE_CHECK(
-      bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 && listen(fd, 8) == 0,
-      "the test may listen in its own folder");
+  const int fd = socket(AF_UNIX, kind | SOCK_CLOEXEC, 0);
+  EBBTIDE_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0,
+                "the test may have a socket in its own folder");
+  return fd;
+}
+
+int Listen(const std::string& path) {
+  const int fd = Bind(path, SOCK_STREAM);
+  EBBTIDE_CHECK(listen(fd, 8) == 0, "the test may listen in its own folder");
   return fd;
 }
 
@@ -118,6 +124,20 @@ TEST_F(ReachTest, AFileIsNoSocket) {
   std::ofstream(path_) << "text";
 
   EXPECT_THAT(Connect(), StatusIs(StatusCode::kUnavailable, HasSubstr(": that is no socket; ")));
+}
+
+TEST_F(ReachTest, WhereNobodyCanListenNobodyIsSaidToListen) {
+  std::filesystem::create_symlink(path_, path_);
+  EXPECT_THAT(Connect(),
+              StatusIs(StatusCode::kUnavailable,
+                       HasSubstr(": it can't be looked at: Too many levels of symbolic links; ")));
+
+  std::filesystem::remove(path_);
+  const int fd = Bind(path_, SOCK_DGRAM);
+  EXPECT_THAT(Connect(),
+              StatusIs(StatusCode::kUnavailable,
+                       HasSubstr(": it can't be looked at: Protocol wrong type for socket; ")));
+  close(fd);
 }
 
 TEST_F(ReachTest, ASocketThatIsClosedToTheUserNamesBothUsersAndTheWayIn) {
