@@ -51,28 +51,47 @@ absl::StatusOr<std::vector<std::string>> Choices(const std::string& option,
   return SplitList(option, text);
 }
 
-// A trace, and the runs that it is asked for.
-struct Planned {
-  Trace trace;
-  std::vector<RunSpec> specs;
-};
-
-absl::StatusOr<Planned> Plan(const ReplayArgs& args, const std::string& path,
-                             const std::stop_token& stop) {
+// Asks for the runs of a trace, by what its header says.
+absl::Status AskForTrace(const client::Client& client, const ReplayArgs& args,
+                         const std::string& path) {
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> layers, ParseLayers(args.layers));
-  EBBTIDE_ASSIGN_OR_RETURN(Trace trace, ReadTrace(path, layers, stop));
-  EBBTIDE_ASSIGN_OR_RETURN(std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
-  return Planned{.trace = std::move(trace), .specs = std::move(specs)};
+  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTraceHeader(path, layers));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
+  return AskForRuns(client, trace, specs);
 }
 
-absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const Planned& planned,
+absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const ReplayArgs& args,
                                        const std::string& path, const std::stop_token& stop) {
-  const Trace& trace = planned.trace;
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> layers, ParseLayers(args.layers));
+  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, layers, stop));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace, stop));
   ReplayReport report = DescribeReplay(trace, path);
   EBBTIDE_ASSIGN_OR_RETURN(report.runs,
-                           PlayRuns(client, {.trace = trace, .truths = truths}, planned.specs));
+                           PlayRuns(client, {.trace = trace, .truths = truths}, specs));
   return report;
+}
+
+// Replays each in turn, up to the first that fails. A table is printed as its trace ends, JSON is
+// added to `finished`.
+absl::StatusOr<bool> ReplayAll(const client::Client& client, const Common& common,
+                               const ReplayArgs& args, const std::stop_token& stop,
+                               Json& finished) {
+  bool is_sound = true;
+  for (const std::string& path : args.traces) {
+    const absl::StatusOr<ReplayReport> report = ReplayOne(client, args, path, stop);
+    if (!report.ok()) return report.status();
+    if (common.output == Output::kTable) {
+      Print((finished.empty() ? "" : "\n") + RenderReport(*report));
+    }
+    finished.push_back(ToJson(*report));
+    if (report->is_sound()) continue;
+    is_sound = false;
+    absl::FPrintF(
+        stderr, "ebbctl: %s: not sound: bytes differ or are lost, or a certificate was violated\n",
+        path);
+  }
+  return is_sound;
 }
 
 }  // namespace
@@ -191,26 +210,12 @@ absl::StatusOr<bool> RunReplay(const Common& common, const ReplayArgs& args) {
                            client::Client::Connect(common.socket, {.stop = stop}));
   // All of them before the first is played: a mistake in the last would be found in an hour.
   for (const std::string& path : args.traces) {
-    EBBTIDE_ASSIGN_OR_RETURN(const Planned planned, Plan(args, path, stop));
-    EBBTIDE_RETURN_IF_ERROR(AskForRuns(client, planned.trace, planned.specs));
+    EBBTIDE_RETURN_IF_ERROR(AskForTrace(client, args, path));
   }
-  Json json = Json::array();
-  bool is_sound = true;
-  for (const std::string& path : args.traces) {
-    EBBTIDE_ASSIGN_OR_RETURN(const Planned planned, Plan(args, path, stop));
-    EBBTIDE_ASSIGN_OR_RETURN(const ReplayReport report, ReplayOne(client, planned, path, stop));
-    is_sound = is_sound && report.is_sound();
-    if (common.output == Output::kTable) {
-      Print((json.empty() ? "" : "\n") + RenderReport(report));
-    }
-    json.push_back(ToJson(report));
-  }
-  if (common.output == Output::kJson) {
-    Print((json.size() == 1 ? json.front() : json).dump(2) + "\n");
-  }
-  if (!is_sound) {
-    absl::FPrintF(stderr,
-                  "ebbctl: not sound: bytes differ or are lost, or a certificate was violated\n");
+  Json finished = Json::array();
+  const absl::StatusOr<bool> is_sound = ReplayAll(client, common, args, stop, finished);
+  if (common.output == Output::kJson && !finished.empty()) {
+    Print((args.traces.size() == 1 ? finished.front() : finished).dump(2) + "\n");
   }
   return is_sound;
 }

@@ -6,6 +6,7 @@
 #include "client/cli/trace.h"
 
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -41,6 +42,12 @@ constexpr char kFormat[] = "ebbtide.trace.v1";
 // Copies the file's bytes from an offset on; the range lies within the file.
 using ReadAt = std::function<absl::Status(uint64_t offset, std::span<std::byte> into)>;
 
+struct Source {
+  uint64_t bytes = 0;
+  ReadAt read;
+  bool with_values = true;  // Else tensors stay without bytes.
+};
+
 struct Header {
   nlohmann::json json;
   uint64_t data_begin = 0;  // In the file.
@@ -73,27 +80,27 @@ absl::StatusOr<nlohmann::json> ParseJson(const std::string& text) {
   return json;
 }
 
-absl::StatusOr<Header> ReadHeader(uint64_t file_bytes, const ReadAt& read) {
-  if (file_bytes < kLengthBytes) {
-    return NotATrace("%u bytes are too few for a safetensors file", file_bytes);
+absl::StatusOr<Header> ReadHeader(const Source& source) {
+  if (source.bytes < kLengthBytes) {
+    return NotATrace("%u bytes are too few for a safetensors file", source.bytes);
   }
   std::array<std::byte, kLengthBytes> length_bytes = {};
-  EBBTIDE_RETURN_IF_ERROR(read(0, length_bytes));
+  EBBTIDE_RETURN_IF_ERROR(source.read(0, length_bytes));
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
     length |= std::to_integer<uint64_t>(length_bytes[i]) << (8 * i);
   }
-  const uint64_t limit = std::min(kHeaderBytesMax, file_bytes - kLengthBytes);
+  const uint64_t limit = std::min(kHeaderBytesMax, source.bytes - kLengthBytes);
   if (length > limit) {
     return NotATrace("the header claims %u bytes, %u at most can be: not a safetensors file?",
                      length, limit);
   }
   std::string text(length, '\0');
-  EBBTIDE_RETURN_IF_ERROR(read(kLengthBytes, std::as_writable_bytes(std::span(text))));
+  EBBTIDE_RETURN_IF_ERROR(source.read(kLengthBytes, std::as_writable_bytes(std::span(text))));
   EBBTIDE_ASSIGN_OR_RETURN(nlohmann::json json, ParseJson(text));
   return Header{.json = std::move(json),
                 .data_begin = kLengthBytes + length,
-                .data_bytes = file_bytes - kLengthBytes - length};
+                .data_bytes = source.bytes - kLengthBytes - length};
 }
 
 absl::StatusOr<std::string> MetaText(const nlohmann::json& header, const char* key) {
@@ -234,7 +241,7 @@ absl::Status CheckFinite(const std::string& name, const TraceTensor& tensor, uin
 }
 
 absl::StatusOr<TraceTensor> ReadTensor(const Header& header, const std::string& name,
-                                       const ReadAt& read, uint64_t& tokens) {
+                                       const Source& source, uint64_t& tokens) {
   const auto entry = header.json.find(name);
   if (entry == header.json.end() || !entry->is_object()) {
     return NotATrace("there is no tensor %s", name);
@@ -248,14 +255,15 @@ absl::StatusOr<TraceTensor> ReadTensor(const Header& header, const std::string& 
   const uint64_t bytes = tokens * tensor.token_bytes();
   EBBTIDE_ASSIGN_OR_RETURN(const uint64_t begin,
                            ParsePlace(name, *entry, bytes, header.data_bytes));
+  if (!source.with_values) return tensor;
   tensor.bytes.resize(bytes);
   const uint64_t part = std::max<uint64_t>(1, kPartBytes / tensor.token_bytes());
   for (uint64_t first = 0; first < tokens; first += part) {
     const uint64_t count = std::min(part, tokens - first);
     const uint64_t at = first * tensor.token_bytes();
     EBBTIDE_RETURN_IF_ERROR(
-        read(header.data_begin + begin + at,
-             std::span(tensor.bytes).subspan(at, count * tensor.token_bytes())));
+        source.read(header.data_begin + begin + at,
+                    std::span(tensor.bytes).subspan(at, count * tensor.token_bytes())));
     EBBTIDE_RETURN_IF_ERROR(CheckFinite(name, tensor, first, count));
   }
   return tensor;
@@ -270,7 +278,7 @@ absl::Status CheckShape(const Trace& trace, const std::string& name, const Trace
                    tensor.head_dim, trace.tokens, heads, trace.head_dim);
 }
 
-absl::StatusOr<TraceLayer> ReadLayer(const Header& header, uint32_t number, const ReadAt& read,
+absl::StatusOr<TraceLayer> ReadLayer(const Header& header, uint32_t number, const Source& source,
                                      Trace& trace) {
   TraceLayer layer{.layer = number};
   const std::string prefix = absl::StrFormat("layer%u.", number);
@@ -278,7 +286,7 @@ absl::StatusOr<TraceLayer> ReadLayer(const Header& header, uint32_t number, cons
        {std::tuple{"q", &layer.q, trace.query_heads}, std::tuple{"k", &layer.k, trace.kv_heads},
         std::tuple{"v", &layer.v, trace.kv_heads}}) {
     uint64_t tokens = 0;
-    EBBTIDE_ASSIGN_OR_RETURN(*tensor, ReadTensor(header, prefix + suffix, read, tokens));
+    EBBTIDE_ASSIGN_OR_RETURN(*tensor, ReadTensor(header, prefix + suffix, source, tokens));
     if (trace.tokens == 0) trace.tokens = tokens;
     EBBTIDE_RETURN_IF_ERROR(CheckShape(trace, prefix + suffix, *tensor, tokens, heads));
   }
@@ -313,21 +321,64 @@ absl::Status ReadGeometry(const nlohmann::json& header, Trace& trace) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Trace> ReadFrom(uint64_t file_bytes, const ReadAt& read,
-                               std::span<const uint32_t> wanted) {
-  EBBTIDE_ASSIGN_OR_RETURN(const Header header, ReadHeader(file_bytes, read));
+absl::StatusOr<Trace> ReadFrom(const Source& source, std::span<const uint32_t> wanted) {
+  EBBTIDE_ASSIGN_OR_RETURN(const Header header, ReadHeader(source));
   Trace trace;
   EBBTIDE_RETURN_IF_ERROR(ReadGeometry(header.json, trace));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> recorded, RecordedLayers(header.json));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> chosen, ChosenLayers(recorded, wanted));
   for (const uint32_t number : chosen) {
-    EBBTIDE_ASSIGN_OR_RETURN(TraceLayer layer, ReadLayer(header, number, read, trace));
+    EBBTIDE_ASSIGN_OR_RETURN(TraceLayer layer, ReadLayer(header, number, source, trace));
     trace.layers.push_back(std::move(layer));
   }
   if (trace.prompt_length > trace.tokens) {
     return NotATrace("prompt_length %u is beyond its %u tokens", trace.prompt_length, trace.tokens);
   }
   return trace;
+}
+
+struct Reading {
+  std::stop_token stop = {};
+  bool with_values = true;
+};
+
+absl::StatusOr<Trace> ReadStream(std::istream& file, std::span<const uint32_t> layers,
+                                 const Reading& reading) {
+  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) -> absl::Status {
+    if (reading.stop.stop_requested()) return absl::CancelledError("reading was stopped");
+    file.seekg(static_cast<std::streamoff>(offset));
+    file.read(reinterpret_cast<char*>(into.data()), static_cast<std::streamsize>(into.size()));
+    if (file.good()) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrFormat("trace: reading %u bytes at %u failed: the file shrank or the disk failed",
+                        into.size(), offset));
+  };
+  file.seekg(0, std::ios::end);
+  const std::streamoff size = file.tellg();
+  if (size < 0) return absl::DataLossError("trace: its size can't be read");
+  return ReadFrom(
+      {.bytes = static_cast<uint64_t>(size), .read = read, .with_values = reading.with_values},
+      layers);
+}
+
+absl::StatusOr<Trace> ReadFile(const std::string& path, std::span<const uint32_t> layers,
+                               const Reading& reading) {
+  struct stat facts = {};
+  std::ifstream file;
+  const bool is_there = stat(path.c_str(), &facts) == 0;
+  if (is_there && !S_ISREG(facts.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "trace %s: %s", path, S_ISDIR(facts.st_mode) ? "is a folder" : "is no regular file"));
+  }
+  if (is_there) file.open(path, std::ios::binary);
+  if (!file.is_open()) {
+    return absl::NotFoundError(absl::StrFormat("trace %s: can't be read: %s", path,
+                                               std::generic_category().message(errno)));
+  }
+  absl::StatusOr<Trace> trace = ReadStream(file, layers, reading);
+  if (trace.ok()) return trace;
+  return absl::Status(trace.status().code(),
+                      absl::StrFormat("%s: %s", path, std::string(trace.status().message())));
 }
 
 }  // namespace
@@ -372,30 +423,21 @@ absl::StatusOr<Trace> ParseTrace(std::span<const std::byte> file,
     std::copy_n(file.begin() + static_cast<ptrdiff_t>(offset), into.size(), into.begin());
     return absl::OkStatus();
   };
-  return ReadFrom(file.size(), read, layers);
+  return ReadFrom({.bytes = file.size(), .read = read}, layers);
+}
+
+absl::StatusOr<Trace> ReadTrace(std::istream& file, std::span<const uint32_t> layers,
+                                const std::stop_token& stop) {
+  return ReadStream(file, layers, {.stop = stop});
 }
 
 absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_t> layers,
                                 const std::stop_token& stop) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff size = file.tellg();
-  if (!file.is_open() || size < 0) {
-    return absl::NotFoundError(
-        absl::StrFormat("trace %s: can't be read: %s", path,
-                        file.is_open() ? "not a file" : std::generic_category().message(errno)));
-  }
-  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) -> absl::Status {
-    if (stop.stop_requested()) return absl::CancelledError("reading was stopped");
-    file.seekg(static_cast<std::streamoff>(offset));
-    file.read(reinterpret_cast<char*>(into.data()), static_cast<std::streamsize>(into.size()));
-    if (file.good()) return absl::OkStatus();
-    return NotATrace("reading %u bytes at %u failed: the file shrank or the disk failed",
-                     into.size(), offset);
-  };
-  absl::StatusOr<Trace> trace = ReadFrom(static_cast<uint64_t>(size), read, layers);
-  if (trace.ok()) return trace;
-  return absl::Status(trace.status().code(),
-                      absl::StrFormat("%s: %s", path, std::string(trace.status().message())));
+  return ReadFile(path, layers, {.stop = stop});
+}
+
+absl::StatusOr<Trace> ReadTraceHeader(const std::string& path, std::span<const uint32_t> layers) {
+  return ReadFile(path, layers, {.with_values = false});
 }
 
 }  // namespace ebbtide::cli

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <istream>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -65,11 +66,19 @@ struct Trace {
 };
 
 // Reads `path`; only the layers named, in that order, or all where none is.
-//   kNotFound         no such file
+//   kNotFound         no such file, or none that may be read
 //   kInvalidArgument  not a trace, a dtype the daemon doesn't keep, a layer that is not recorded
+//   kDataLoss         the file shrank meanwhile, or the disk failed
 //   kCancelled        a stop was asked for
 absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_t> layers,
                                 const std::stop_token& stop = {});
+
+// The same of a file that is open.
+absl::StatusOr<Trace> ReadTrace(std::istream& file, std::span<const uint32_t> layers,
+                                const std::stop_token& stop = {});
+
+// What its header says, which takes no time: tensors have no bytes.
+absl::StatusOr<Trace> ReadTraceHeader(const std::string& path, std::span<const uint32_t> layers);
 
 // The same from memory.
 absl::StatusOr<Trace> ParseTrace(std::span<const std::byte> file, std::span<const uint32_t> layers);

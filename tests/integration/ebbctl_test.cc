@@ -9,6 +9,7 @@
 
 #include <csignal>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -269,6 +270,27 @@ TEST_F(EbbctlTest, ADemoThatNobodyReadsLeavesNothingBehind) {
 
   EXPECT_EQ(Err(), "ebbctl: nobody reads standard output any more\n");
   EXPECT_TRUE(std::filesystem::is_empty(tmp_));
+}
+
+TEST_F(EbbctlTest, WhatWasReplayedBeforeAFailureIsPrinted) {
+  const auto daemon = StartDaemon();
+  std::string trace = Text(kTrace);
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, trace.data(), sizeof(header_bytes));
+  trace.replace(sizeof(header_bytes) + header_bytes, 2, "\xff\x7f");  // A NaN.
+  std::ofstream(long_trace_, std::ios::binary) << trace;
+  const std::string traces = std::string(kTrace) + " " + long_trace_;
+
+  EXPECT_THAT(RunToEnd(Ebbctl("replay -o json --policy h2o --budget 50% --socket " + socket_ + " " +
+                              traces)),
+              IsOkAndHolds(2));
+
+  EXPECT_THAT(Err(), AllOf(HasSubstr(long_trace_), HasSubstr("holds nan")));
+  const json report = json::parse(Out(), nullptr, /*allow_exceptions=*/false);
+  ASSERT_TRUE(report.is_array()) << Out();
+  ASSERT_EQ(report.size(), 1U);
+  EXPECT_EQ(report[0]["trace"], kTrace);
+  EXPECT_OK(daemon->Stop(kLong));
 }
 
 TEST_F(EbbctlTest, ABudgetOfEverythingIsFullAttentionUnderEveryPolicy) {

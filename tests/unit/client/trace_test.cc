@@ -4,10 +4,15 @@
 
 #include "client/cli/trace.h"
 
+#include <sys/stat.h>
+
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <ios>
+#include <istream>
 #include <random>
+#include <sstream>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -260,6 +265,62 @@ TEST_F(TraceTest, AFileOnDiskIsReadAndNamedInErrors) {
   std::stop_source stop;
   stop.request_stop();
   EXPECT_THAT(ReadTrace(path, {}, stop.get_token()), StatusIs(StatusCode::kCancelled));
+
+  ASSERT_OK_AND_ASSIGN(const Trace whole, ReadTrace(path, {}));
+  ASSERT_OK_AND_ASSIGN(const Trace header, ReadTraceHeader(path, {}));
+  EXPECT_EQ(header.tokens, whole.tokens);
+  EXPECT_EQ(header.kv_bytes(), whole.kv_bytes());
+  EXPECT_EQ(header.layers.size(), whole.layers.size());
+  EXPECT_TRUE(header.layers[0].k.bytes.empty());
+}
+
+TEST_F(TraceTest, WhatIsNoRegularFileIsRefusedAsSuch) {
+  const test::TempFolder folder;
+  const std::string pipe = (folder.path() / "pipe").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+
+  EXPECT_THAT(
+      ReadTrace(folder.path().string(), {}),
+      StatusIs(StatusCode::kInvalidArgument, "trace " + folder.path().string() + ": is a folder"));
+  EXPECT_THAT(ReadTrace(pipe, {}),
+              StatusIs(StatusCode::kInvalidArgument, HasSubstr(": is no regular file")));
+}
+
+// A file as it was, of which the disk gives no more than a part.
+class ShrunkFile : public std::stringbuf {
+ public:
+  ShrunkFile(const std::string& text, size_t left)
+      : std::stringbuf(text.substr(0, left)), size_(static_cast<std::streamoff>(text.size())) {}
+
+ protected:
+  pos_type seekoff(off_type offset, std::ios::seekdir way, std::ios::openmode mode) override {
+    is_at_end_ = way == std::ios::end || (is_at_end_ && way == std::ios::cur);
+    return is_at_end_ ? pos_type(size_ + offset) : std::stringbuf::seekoff(offset, way, mode);
+  }
+  pos_type seekpos(pos_type position, std::ios::openmode mode) override {
+    is_at_end_ = false;
+    return std::stringbuf::seekpos(position, mode);
+  }
+
+ private:
+  const std::streamoff size_;
+  bool is_at_end_ = false;
+};
+
+// Which is nobody's mistake who gave the command.
+TEST_F(TraceTest, WhatCannotBeReadToItsEndIsLostData) {
+  const std::vector<std::byte> bytes = file_.Bytes();
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const size_t left : {size_t{0}, size_t{100}, bytes.size() - 1}) {
+    ShrunkFile shrunk(text, left);
+    std::istream file(&shrunk);
+
+    EXPECT_THAT(ReadTrace(file, {}), StatusIs(StatusCode::kDataLoss, HasSubstr("the file shrank")))
+        << left;
+  }
+  ShrunkFile whole(text, text.size());
+  std::istream file(&whole);
+  EXPECT_OK(ReadTrace(file, {}));
 }
 
 }  // namespace
