@@ -11,6 +11,7 @@
 #include <stop_token>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
@@ -95,20 +96,27 @@ absl::Status Explained(const absl::Status& status, DaemonProcess& daemon, const 
                                                 std::string(status.message()), LogTail(plan)));
 }
 
+std::string LayerNumbers(const Trace& trace) {
+  return absl::StrJoin(trace.layers, ", ", [](std::string* text, const TraceLayer& layer) {
+    absl::StrAppend(text, layer.layer);
+  });
+}
+
 std::string Introduction(const Trace& trace, const DemoPlan& plan, const client::ServerInfo& info) {
   return absl::StrFormat(
       "A real model's memory, in a place far too small for it.\n\n"
-      "model      %s\n"
+      "model      %s, layer%s %s\n"
       "text       %s\n"
       "           %s tokens, of which the last %s are decoded one by one; %s of keys and values\n"
-      "machine    %d CPUs, %s of memory; %s%s\n"
+      "machine    %d CPUs, %s of memory; device: %s%s\n"
       "daemon     ebbtided %s, started for this demo in %s\n"
+      "           device pool %s, for the working set and a chunk of the prompt;\n"
       "           host tier %s, the rest goes to RocksDB on disk\n\n",
-      trace.model, trace.text, FormatCount(trace.tokens),
-      FormatCount(trace.tokens - trace.prompt_length), FormatBytes(trace.kv_bytes()),
-      AvailableCpus(), FormatBytes(AvailableMemoryBytes()), info.backend,
-      info.simulated_device ? "; no GPU: the device is simulated in host memory" : "", info.version,
-      plan.folder, FormatBytes(plan.host_budget_bytes));
+      trace.model, trace.layers.size() == 1 ? "" : "s", LayerNumbers(trace), trace.text,
+      FormatCount(trace.tokens), FormatCount(trace.tokens - trace.prompt_length),
+      FormatBytes(trace.kv_bytes()), AvailableCpus(), FormatBytes(AvailableMemoryBytes()),
+      info.backend, info.simulated_device ? ", simulated in host memory" : "", info.version,
+      plan.folder, FormatBytes(plan.device_budget_bytes), FormatBytes(plan.host_budget_bytes));
 }
 
 std::string RunsTable(const std::vector<RunReport>& runs) {
@@ -211,10 +219,15 @@ std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
   }
   const RunReport& last = report.runs.back();
   std::string text = absl::StrFormat(
-      "The working set holds %s of %s tokens per lane. Error: of the layer's output against full\n"
-      "attention in float64; certified: what the daemon vouches for. Recall off is what "
-      "discarding\n"
-      "costs.\n\n",
+      "The working set holds %s of %s tokens per lane, and the token of the step. Error: of a "
+      "layer's\n"
+      "output against full attention in float64; certified: what the daemon vouches for. Recall "
+      "off is\n"
+      "what discarding costs. bounded reads back until its certificate is within the target; "
+      "estimated\n"
+      "stops where errors are small by experience and proves nothing, so its certificate covers "
+      "all that\n"
+      "it left unread. Bytes and times are those of one step, a call of each layer.\n\n",
       FormatCount(last.budget_tokens), FormatCount(trace.tokens));
   text += RunsTable(report.runs);
   const uint64_t lanes = trace.kv_heads * trace.layers.size();
