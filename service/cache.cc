@@ -29,9 +29,13 @@ uint64_t HashOf(std::string_view name) {
   return XXH3_64bits(name.data(), name.size());
 }
 
-absl::Status NoSuchSequence(std::string_view name) {
-  return Refuse(absl::StatusCode::kNotFound, "SEQUENCE_UNKNOWN",
-                absl::StrCat("no sequence \"", std::string(name), "\" is open; open it first"));
+absl::Status NoSuchSequence(std::string_view name, bool was_closed) {
+  return Refuse(
+      absl::StatusCode::kNotFound, "SEQUENCE_UNKNOWN",
+      was_closed ? absl::StrCat("sequence \"", std::string(name),
+                                "\" is closed, by a call or because it was idle for its time-out; "
+                                "open it again and send its tokens from 0")
+                 : absl::StrCat("no sequence \"", std::string(name), "\" is open; open it first"));
 }
 
 absl::Status InFlight(std::string_view name, std::string_view what) {
@@ -287,7 +291,7 @@ absl::StatusOr<std::optional<Cache::Closed>> Cache::Close(std::string_view name,
   const auto found = sequences_.find(name);
   if (found == sequences_.end()) {
     if (closed_.contains(HashOf(name))) return std::optional<Closed>();
-    return NoSuchSequence(name);
+    return NoSuchSequence(name, false);
   }
   if (found->second->facts.any_in_flight()) return InFlight(name, "closed");
   return std::optional<Closed>(CloseLocked(found->second, reason));
@@ -345,7 +349,7 @@ void Cache::Reap(const SequenceRef& sequence) noexcept {
 
 absl::StatusOr<SequenceRef> Cache::FindLocked(std::string_view name) {
   const auto found = sequences_.find(name);
-  if (found == sequences_.end()) return NoSuchSequence(name);
+  if (found == sequences_.end()) return NoSuchSequence(name, closed_.contains(HashOf(name)));
   return found->second;
 }
 
@@ -387,7 +391,7 @@ absl::StatusOr<Ticket> Cache::Begin(const SequenceRef& sequence, const BeginArgs
                                     Lengths* lengths) {
   const absl::MutexLock lock(&mu_);
   Sequence& facts = sequence->facts;
-  if (facts.is_closed) return NoSuchSequence(facts.args.sequence);
+  if (facts.is_closed) return NoSuchSequence(facts.args.sequence, true);
   if (args.layer >= facts.layers.size()) {
     return Refuse(absl::StatusCode::kInvalidArgument, "LAYER_OUT_OF_RANGE",
                   absl::StrCat("layer is ", args.layer, "; model \"", facts.model->name,

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "gpu/device.h"
 #include "gpu/loss_noting_backend.h"
@@ -149,7 +150,14 @@ class PlainEngine final : public Engine {
 
   void CloseIdle() override {
     for (const std::string& name : cache_.Idle()) {
-      if (const auto closed = cache_.CloseIdle(name)) Forget(*closed);
+      const auto closed = cache_.CloseIdle(name);
+      if (!closed.has_value()) continue;
+      Forget(*closed);
+      const Sequence& facts = closed->sequence->facts;
+      Log(LogLevel::kInfo, "sequence forgotten: it was idle for its time-out",
+          {{"sequence", name},
+           {"tokens", facts.committed},
+           {"idle_timeout_seconds", absl::ToInt64Seconds(facts.answer.idle_timeout)}});
     }
     mover_.Kick();
   }

@@ -343,6 +343,28 @@ int32_t Attention::TileOf(const Work& work) const {
   return static_cast<int32_t>(tile);
 }
 
+// What a worker may do where an answer had to be met and is not for this reason.
+struct NotMetAdvice {
+  absl::StatusCode code;
+  std::string_view text;
+};
+NotMetAdvice AdviceFor(std::string_view not_met_reason) {
+  if (not_met_reason == "RECALL_OFF" || not_met_reason == "ESTIMATED") {
+    return {absl::StatusCode::kFailedPrecondition,
+            "asking again will not help: open the sequence with recall bounded(TAU) or exact"};
+  }
+  if (not_met_reason == "ARITHMETIC") {
+    return {absl::StatusCode::kFailedPrecondition,
+            "asking again will not help: ask for a wider output_dtype, or a larger target"};
+  }
+  if (not_met_reason == "CORRUPT_PAGE" || not_met_reason == "MISSING_PAGE") {
+    return {absl::StatusCode::kFailedPrecondition,
+            "asking again will not help, a page is lost: prefill the sequence anew, or ask without "
+            "require_met"};
+  }
+  return {absl::StatusCode::kUnavailable, "ask again, or without require_met"};
+}
+
 // Counts a decode answer, and refuses it where it had to be met and is not.
 absl::Status Attention::CountAnswer(const Work& work) {
   const Certificate& certificate = work.answer.certificate;
@@ -356,12 +378,13 @@ absl::Status Attention::CountAnswer(const Work& work) {
     if (not_met > 0) stats.answers_not_met[std::string(certificate.not_met_reason)] += not_met;
   });
   if (!work.item.require_met || not_met == 0) return absl::OkStatus();
+  const NotMetAdvice advice = AdviceFor(certificate.not_met_reason);
   return Refuse(
-      absl::StatusCode::kUnavailable, "NOT_MET",
+      advice.code, "NOT_MET",
       absl::StrCat("sequence \"", std::string(work.item.sequence), "\", layer ", work.call.layer,
                    ": ", not_met, " of ", tokens, " tokens are not within recall ",
                    RecallText(work.recall), " (", std::string(certificate.not_met_reason),
-                   "); the tokens stay appended; ask again, or without require_met"));
+                   "); the tokens stay appended; ", std::string(advice.text)));
 }
 
 absl::Status Attention::AnswerTile(Work& work, int32_t first_query, int32_t queries) {

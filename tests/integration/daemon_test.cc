@@ -5,25 +5,27 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
 #include "tests/integration/daemon_stand.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/grpc_probe.h"
 
 namespace ebbtide {
 namespace {
 
 namespace fs = std::filesystem;
+using test::ComesTrue;
 using test::DaemonProcess;
 using testing::AllOf;
 using testing::ElementsAre;
@@ -374,11 +376,11 @@ TEST_F(DaemonTest, IdleSequenceIsClosedByTheSweep) {
   ASSERT_TRUE(RegisterTinyModel(*cache).ok());
   ASSERT_TRUE(OpenTiny(*cache, "a").ok());
 
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (SequencesOf(channel) > 0 && std::chrono::steady_clock::now() < give_up) {
-  }
-
-  EXPECT_EQ(SequencesOf(channel), 0);
+  EXPECT_TRUE(ComesTrue([&] { return SequencesOf(channel) == 0; }));
+  EXPECT_TRUE(ComesTrue([&] {
+    return absl::StrContains(daemon->ReadStderr(), "sequence forgotten") &&
+           absl::StrContains(daemon->ReadStderr(), R"("sequence":"a")");
+  }));
 }
 
 }  // namespace

@@ -224,6 +224,10 @@ TEST_F(CacheTest, IdleSequenceIsClosedAndCountedAsSuch) {
 
   EXPECT_FALSE(cache_.CloseIdle("a").has_value());
   EXPECT_EQ(cache_.Counters().tokens_forgotten.at("IDLE"), 3U * 4);
+  EXPECT_THAT(cache_.Find("a").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("idle for its time-out")));
+  EXPECT_THAT(cache_.Find("b").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no sequence \"b\" is open")));
 }
 
 TEST_F(CacheTest, NeedThatHasGrownOverWhatWasChargedIsRefused) {

@@ -116,6 +116,12 @@ TEST_F(EngineFaultsTest, PagesFoundDamagedInHostMemoryAreCountedAndNeverUsed) {
     not_met += again.certificate.met[0] == 0 ? 1 : 0;
   }
 
+  const absl::Status required =
+      worker.Step({.layer = 1, .first = 128, .appends = false, .require_met = true}).status;
+  EXPECT_EQ(required.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(required.message()), HasSubstr("a page is lost"));
+  ++not_met;
+
   EXPECT_GT(not_met, 0U);
   const Stats stats = stand.engine().GetStats();
   EXPECT_GT(stats.tiers[1].corrupt_pages, 0U);
@@ -179,6 +185,10 @@ TEST_F(EngineFaultsTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   EXPECT_EQ(without.certificate.met[0], 0);
   EXPECT_EQ(without.certificate.not_met_reason, "TIER_UNAVAILABLE");
   EXPECT_EQ(ErrorsOf(without, tokens_, 0, 256, 1).violations, 0);
+  const absl::Status required =
+      worker.Step({.first = 256, .appends = false, .require_met = true}).status;
+  EXPECT_THAT(required, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("ask again")));
+  EXPECT_EQ(ReasonOf(required), "NOT_MET");
   EXPECT_THAT(stand.engine().ReadPages({.sequence = "a"}),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rocksdb tier")));
 

@@ -223,6 +223,24 @@ TEST_F(EngineTest, PagesThatWouldNotFitAMessageOrTheTimeAreRefused) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("at page 0 of 0 to ")));
 }
 
+TEST_F(EngineTest, AnswersThatHadToBeMetSayWhetherAskingAgainHelps) {
+  for (const std::string recall : {"off", "estimated(0.02)", "bounded(0.000001)"}) {
+    Worker worker(engine_.engine(), tokens_, recall);
+    worker.open = {
+        .policy = "streaming", .recall = recall, .budget_tokens = 48, .chunk_tokens = 32};
+    double worst = 0;
+    int violations = 0;
+    Run(worker, 128, 130, &worst, &violations);
+
+    const StepAnswer answer = worker.Step({.first = 130, .require_met = true});
+
+    EXPECT_EQ(answer.status.code(), absl::StatusCode::kFailedPrecondition) << answer.status;
+    EXPECT_EQ(ReasonOf(answer.status), "NOT_MET");
+    EXPECT_THAT(std::string(answer.status.message()), HasSubstr("asking again will not help"));
+    EXPECT_EQ(answer.length, 131U);  // They stay appended.
+  }
+}
+
 TEST_F(EngineTest, RepeatedCallIsReplayedAndChangesNothing) {
   Worker worker(engine_.engine(), tokens_, "a");
   worker.open = {.policy = "h2o", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};

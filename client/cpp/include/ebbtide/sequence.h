@@ -60,7 +60,8 @@ class Sequence {
   absl::StatusOr<AppendResult> Append(const Step& step, AppendItem item) const;
 
   // Attention of `item.q` over the whole sequence as its policy and recall mode allow.
-  //   kUnavailable  with require_met: reason NOT_MET; the tokens stay appended
+  //   kUnavailable         with require_met: reason NOT_MET; the tokens stay appended
+  //   kFailedPrecondition  likewise, where asking again will not help
   // Other codes as CacheService.Attend.
   absl::StatusOr<AttendResult> Attend(const Step& step, AttendItem item) const;
 
