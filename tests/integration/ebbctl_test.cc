@@ -82,6 +82,20 @@ class EbbctlTest : public testing::Test {
     return *std::move(daemon);
   }
 
+  // Sequence "s" of one lane, which holds one token.
+  client::Sequence OpenWithAToken() const {
+    const client::Client client = *client::Client::Connect(socket_);
+    EXPECT_OK(client.RegisterModel(
+        {.name = "m", .geometry = {.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 64}}));
+    const client::Sequence sequence =
+        *client.OpenSequence({.name = "s", .model = "m", .budget = {.tokens = 256}});
+    const std::vector<std::byte> zeros(2 * 64);
+    const client::TensorView token = {
+        .dtype = client::Dtype::kF16, .shape = {1, 1, 64}, .bytes = zeros};
+    EXPECT_OK(sequence.Append({.phase = client::Phase::kPrefill}, {.k = token, .v = token}));
+    return sequence;
+  }
+
   // One lane of 2^20 tokens of one channel.
   void WriteLongTrace() const {
     constexpr uint64_t kTokens = 1 << 20;
@@ -431,6 +445,15 @@ TEST_F(EbbctlTest, EveryVerbAndEveryFieldIsOnItsPage) {
   CollectMissing(Replay("--budget 50% --policy h2o --recall exact"), page, missing);
   ASSERT_THAT(RunToEnd(Ebbctl("status -o json --socket " + socket_)), IsOkAndHolds(0));
   CollectMissing(json::parse(Out()), page, missing);
+  const client::Sequence sequence = OpenWithAToken();
+  for (const char* verb : {"sequences", "describe s --lane 0/0 --tokens"}) {
+    ASSERT_THAT(RunToEnd(Ebbctl(std::string(verb) + " -o json --socket " + socket_)),
+                IsOkAndHolds(0));
+    const json answer = json::parse(Out());
+    const json& object = answer.is_array() ? answer.at(0) : answer;
+    EXPECT_TRUE(answer.is_array() || !object["token_list"].empty()) << answer;
+    CollectMissing(object, page, missing);
+  }
 
   EXPECT_THAT(missing, testing::IsEmpty());
   EXPECT_OK(daemon->Stop(kLong));
