@@ -17,6 +17,12 @@ die() {
   exit 1
 }
 
+# wrong MESSAGE: of an argument.
+wrong() {
+  printf '%s: %s\n  see %s --help\n' "$self" "$1" "$self" >&2
+  exit 2
+}
+
 # The comment at the top of the script is its help.
 show_help() { sed -n '3,/^[^#]/{ s/^# \{0,1\}//p; }' "$self"; }
 

@@ -459,13 +459,13 @@ TEST_F(EbbctlTest, EveryVerbAndEveryFieldIsOnItsPage) {
   EXPECT_OK(daemon->Stop(kLong));
 }
 
-// scripts/demo in a tree where nothing can be built: what comes after its arguments ends with 3.
-class DemoScriptTest : public EbbctlTest {
+// Scripts in a tree where nothing can be built: what comes after their arguments ends with 3.
+class ScriptTest : public EbbctlTest {
  protected:
-  DemoScriptTest() {
+  ScriptTest() {
     const std::filesystem::path scripts = folder_.path() / "scripts";
     std::filesystem::create_directory(scripts);
-    for (const char* script : {"demo", "common.sh"}) {
+    for (const char* script : {"demo", "test", "common.sh"}) {
       std::filesystem::copy_file(std::string(EBBTIDE_SOURCE_DIR "/scripts/") + script,
                                  scripts / script);
     }
@@ -473,35 +473,57 @@ class DemoScriptTest : public EbbctlTest {
     std::filesystem::permissions(scripts / "bootstrap", std::filesystem::perms::owner_all);
   }
 
-  absl::StatusOr<int> Demo(const std::string& arguments) const {
+  // "demo --budget 5%"
+  absl::StatusOr<int> Run(const std::string& command) const {
     const std::string script =
-        "cd '" + tmp_.string() + "' && ../scripts/demo " + arguments + " > " + out_ + " 2> " + err_;
+        "cd '" + tmp_.string() + "' && ../scripts/" + command + " > " + out_ + " 2> " + err_;
     return RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}});
   }
 };
 
-TEST_F(DemoScriptTest, AWrongArgumentIsFoundBeforeAnythingIsBuilt) {
-  for (const auto& [arguments, mistake] : std::vector<std::pair<const char*, const char*>>{
-           {"--bogus", "unknown argument '--bogus'"},
-           {"--budget 5% bogus", "unknown argument 'bogus'"},
-           {"--budget", "--budget needs a value"},
-           {"--trace missing", "there is no file "},
-           {"-o yaml", "-o: table or json"}}) {
-    EXPECT_THAT(Demo(arguments), IsOkAndHolds(2)) << arguments;
-    EXPECT_THAT(Err(), AllOf(HasSubstr(mistake), HasSubstr("see scripts/demo --help")))
-        << arguments;
+TEST_F(ScriptTest, AWrongArgumentIsFoundBeforeAnythingIsBuilt) {
+  for (const auto& [command, mistake] : std::vector<std::pair<const char*, const char*>>{
+           {"demo --bogus", "unknown argument '--bogus'"},
+           {"demo --budget 5% bogus", "unknown argument 'bogus'"},
+           {"demo --budget", "--budget needs a value"},
+           {"demo --budget nonsense", "--budget 'nonsense': tokens"},
+           {"demo --budget=0", "--budget '0': tokens"},
+           {"demo --budget 0.0%", "--budget '0.0%': tokens"},
+           {"demo --budget 101%", "--budget '101%': tokens"},
+           {"demo --budget %", "--budget '%': tokens"},
+           {"demo --budget -1", "--budget '-1': tokens"},
+           {"demo --trace missing", "there is no file "},
+           {"demo -o yaml", "-o: table or json"},
+           {"demo -o=json", "'-o=json': say -o json"},
+           {"test --bogus", "unknown argument '--bogus'"},
+           {"test bogus", "unknown argument 'bogus'"},
+           {"test -R", "-R needs a value"},
+           {"test --no-bootstrap -R x --bogus", "unknown argument '--bogus'"}}) {
+    EXPECT_THAT(Run(command), IsOkAndHolds(2)) << command;
+    EXPECT_THAT(Err(), AllOf(HasSubstr(mistake), HasSubstr(" --help"))) << command;
   }
 }
 
-TEST_F(DemoScriptTest, HelpIsAllThatIsAskedForWhereverItStands) {
-  for (const char* arguments : {"--help", "-h", "--budget 5% --help"}) {
-    EXPECT_THAT(Demo(arguments), IsOkAndHolds(0)) << arguments;
-    EXPECT_THAT(Out(), testing::StartsWith("Usage: scripts/demo [--trace FILE]")) << arguments;
+TEST_F(ScriptTest, ARightArgumentIsTaken) {
+  for (const char* command :
+       {"demo", "demo --budget 512", "demo --budget=12.5%", "demo --budget 100%",
+        "demo --budget .5%", "demo -o json --output=table", "test", "test -R Lane -LE slow",
+        "test --rerun-failed --repeat until-fail:3"}) {
+    EXPECT_THAT(Run(command), IsOkAndHolds(3)) << command << ": " << Err();
+  }
+}
+
+TEST_F(ScriptTest, HelpIsAllThatIsAskedForWhereverItStands) {
+  for (const char* command : {"demo --help", "demo -h", "demo --budget 5% --help", "test --help",
+                              "test -R Lane --help"}) {
+    EXPECT_THAT(Run(command), IsOkAndHolds(0)) << command;
+    const std::string script = std::string(command).substr(0, 4);
+    EXPECT_THAT(Out(), testing::StartsWith("Usage: scripts/" + script + " [--")) << command;
     EXPECT_EQ(Err(), "");
   }
 }
 
-TEST_F(DemoScriptTest, WhatTheDemoTakesTheScriptTakes) {
+TEST_F(ScriptTest, WhatTheDemoTakesTheDemosScriptTakes) {
   std::ofstream(tmp_ / "trace") << "text";
   ASSERT_THAT(RunToEnd(Ebbctl("demo --help")), IsOkAndHolds(0));
   const std::string help = Out();
@@ -513,8 +535,9 @@ TEST_F(DemoScriptTest, WhatTheDemoTakesTheScriptTakes) {
   }
   EXPECT_THAT(options, AllOf(HasSubstr("--trace trace"), HasSubstr("--budget 5%")));
 
-  EXPECT_THAT(Demo(options), IsOkAndHolds(3)) << options << Err();
-  EXPECT_THAT(Demo("-o json --budget=512 --trace='" + std::string(kTrace) + "'"), IsOkAndHolds(3))
+  EXPECT_THAT(Run("demo " + options), IsOkAndHolds(3)) << options << Err();
+  EXPECT_THAT(Run("demo -o json --budget=512 --trace='" + std::string(kTrace) + "'"),
+              IsOkAndHolds(3))
       << Err();
 }
 
