@@ -175,11 +175,13 @@ absl::StatusOr<std::vector<LayerTruth>> ComputeTruths(const Trace& trace,
   const uint64_t per_layer = trace.tokens * trace.kv_heads;
   Progress progress = StderrProgress("exact attention in float64", per_layer * trace.layers.size());
   ParallelFor parallel(std::min(kTruthThreads, AvailableCpus()));
+  const auto is_stopped = [&stop] { return stop.stop_requested(); };
   std::vector<LayerTruth> truths;
   for (const TraceLayer& layer : trace.layers) {
     const uint64_t before = truths.size() * per_layer;
     const auto advance = [&](uint64_t done) { progress.Update(before + done); };
-    EBBTIDE_ASSIGN_OR_RETURN(LayerTruth truth, ComputeTruth(trace, layer, parallel, advance, stop));
+    EBBTIDE_ASSIGN_OR_RETURN(LayerTruth truth,
+                             ComputeTruth(trace, layer, parallel, advance, is_stopped));
     truths.push_back(std::move(truth));
   }
   return truths;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kKeyBlock = 128;
 constexpr uint64_t kTileTokens = 16;
-constexpr size_t kLookTokens = 256;  // While a lane is made, a look at the stop after each so many.
+constexpr size_t kLookTokens = 256;  // While a lane is made, asked after each so many.
 
 // One kv head's keys, transposed per block of kKeyBlock ([block][d][kKeyBlock], zero-padded), and
 // values [tokens][d].
@@ -38,7 +38,7 @@ struct Row {
 };
 
 Lane MakeLane(const Trace& trace, const TraceLayer& layer, uint32_t kv_head,
-              const std::stop_token& stop) {
+              const std::function<bool()>& is_stopped) {
   const size_t dim = trace.head_dim;
   const size_t blocks = (trace.tokens + kKeyBlock - 1) / kKeyBlock;
   Lane lane{.keys = std::vector<double>(blocks * dim * kKeyBlock),
@@ -47,7 +47,7 @@ Lane MakeLane(const Trace& trace, const TraceLayer& layer, uint32_t kv_head,
   double norm_max = 0;
   std::vector<float> k(dim), v(dim);
   for (size_t t = 0; t < trace.tokens; ++t) {
-    if (t % kLookTokens == 0 && stop.stop_requested()) return lane;
+    if (t % kLookTokens == 0 && is_stopped()) return lane;
     layer.k.RowToFloats(t, kv_head, k);
     layer.v.RowToFloats(t, kv_head, v);
     double* block = lane.keys.data() + t / kKeyBlock * dim * kKeyBlock;
@@ -129,12 +129,12 @@ std::vector<Row> MakeRows(const Trace& trace, const TraceLayer& layer, uint32_t 
 }
 
 void AttendTile(const Lane& lane, std::vector<Row>& rows, LayerTruth& truth,
-                const std::stop_token& stop) {
+                const std::function<bool()>& is_stopped) {
   const size_t dim = truth.head_dim;
   const uint64_t last = rows.back().token;
   std::array<double, kKeyBlock> logits = {};
   for (uint64_t begin = 0; begin <= last; begin += kKeyBlock) {
-    if (stop.stop_requested()) return;
+    if (is_stopped()) return;
     const double* block = lane.keys.data() + begin * dim;
     for (Row& row : rows) {
       if (row.token < begin) continue;
@@ -151,7 +151,7 @@ void AttendTile(const Lane& lane, std::vector<Row>& rows, LayerTruth& truth,
 absl::StatusOr<LayerTruth> ComputeTruth(const Trace& trace, const TraceLayer& layer,
                                         ParallelFor& parallel,
                                         const std::function<void(uint64_t)>& progress,
-                                        const std::stop_token& stop) {
+                                        const std::function<bool()>& is_stopped) {
   const size_t rows_total = trace.tokens * trace.query_heads;
   LayerTruth truth{.query_heads = trace.query_heads,
                    .head_dim = trace.head_dim,
@@ -162,19 +162,19 @@ absl::StatusOr<LayerTruth> ComputeTruth(const Trace& trace, const TraceLayer& la
   absl::Mutex mu;
   uint64_t done = 0;
   for (uint32_t kv_head = 0; kv_head < trace.kv_heads; ++kv_head) {
-    const Lane lane = MakeLane(trace, layer, kv_head, stop);
+    const Lane lane = MakeLane(trace, layer, kv_head, is_stopped);
     parallel.Run(tiles, [&](int tile) {
       const uint64_t begin = static_cast<uint64_t>(tile) * kTileTokens;
       const uint64_t end = std::min(begin + kTileTokens, trace.tokens);
-      if (stop.stop_requested()) return;
+      if (is_stopped()) return;
       std::vector<Row> rows = MakeRows(trace, layer, kv_head, begin, end);
-      AttendTile(lane, rows, truth, stop);
-      if (stop.stop_requested()) return;
+      AttendTile(lane, rows, truth, is_stopped);
+      if (is_stopped()) return;
       const absl::MutexLock lock(&mu);
       done += end - begin;
       progress(done);
     });
-    if (stop.stop_requested()) return absl::CancelledError("exact attention was stopped");
+    if (is_stopped()) return absl::CancelledError("exact attention was stopped");
   }
   return truth;
 }

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <stop_token>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,14 +32,14 @@ struct LayerTruth {
 };
 
 // Token t attends to 0 … t. Reports the tokens done, summed over kv heads, by `progress`, from one
-// thread at a time. Looks at `stop` after every few milliseconds of work.
+// thread at a time. Asks `is_stopped`, from any thread, after every few milliseconds of work.
 //
 //   Math   o[t,h] = sum_j softmax_j(scale * q[t,h] . k[j, h/g]) v[j, h/g], j <= t
 //   Cost   tokens^2 * query_heads * head_dim multiplications and additions
-//   Errors kCancelled  a stop was asked for
-absl::StatusOr<LayerTruth> ComputeTruth(const Trace& trace, const TraceLayer& layer,
-                                        ParallelFor& parallel,
-                                        const std::function<void(uint64_t)>& progress,
-                                        const std::stop_token& stop = {});
+//   Errors kCancelled  it was stopped
+absl::StatusOr<LayerTruth> ComputeTruth(
+    const Trace& trace, const TraceLayer& layer, ParallelFor& parallel,
+    const std::function<void(uint64_t)>& progress,
+    const std::function<bool()>& is_stopped = [] { return false; });
 
 }  // namespace ebbtide::cli

@@ -5,7 +5,6 @@
 #include "client/cli/truth.h"
 
 #include <cmath>
-#include <stop_token>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -112,16 +111,11 @@ TEST(TruthProgressTest, EveryTokenOfEveryKvHeadIsReportedOnce) {
 TEST(TruthStopTest, NothingIsBegunAfterAStop) {
   ASSERT_OK_AND_ASSIGN(const Trace trace, ParseTrace(MakeSyntheticFile({}).Bytes(), {}));
   ParallelFor parallel(1);
-  std::stop_source stop;
   int reports = 0;
 
   EXPECT_THAT(ComputeTruth(
-                  trace, trace.layers[0], parallel,
-                  [&](uint64_t) {
-                    ++reports;
-                    stop.request_stop();
-                  },
-                  stop.get_token()),
+                  trace, trace.layers[0], parallel, [&](uint64_t) { ++reports; },
+                  [&] { return reports > 0; }),
               test::StatusIs(absl::StatusCode::kCancelled));
 
   EXPECT_EQ(reports, 1);  // Of three tiles for each of two kv heads.
@@ -130,16 +124,29 @@ TEST(TruthStopTest, NothingIsBegunAfterAStop) {
 TEST(TruthStopTest, ATileIsLeftInItsMiddle) {
   ASSERT_OK_AND_ASSIGN(
       const Trace trace,
-      ParseTrace(MakeSyntheticFile({.tokens = 1, .prompt_length = 1}).Bytes(), {}));
+      ParseTrace(MakeSyntheticFile({.tokens = 300, .prompt_length = 1}).Bytes(), {}));
   ParallelFor parallel(1);
-  std::stop_source stop;
-  stop.request_stop();
+  constexpr size_t kTile = 18;  // The last one of the first kv head: it reads 3 blocks of keys.
+  int asked = 0;
+  std::vector<int> asked_before;  // Each report.
+  ASSERT_OK(ComputeTruth(
+      trace, trace.layers[0], parallel, [&](uint64_t) { asked_before.push_back(asked); },
+      [&] {
+        ++asked;
+        return false;
+      }));
+  ASSERT_EQ(asked_before[kTile] - asked_before[kTile - 1], 1 + 3 + 1);
 
-  EXPECT_THAT(
-      ComputeTruth(
-          trace, trace.layers[0], parallel,
-          [](uint64_t) { ADD_FAILURE() << "the only tile was finished"; }, stop.get_token()),
-      test::StatusIs(absl::StatusCode::kCancelled));
+  const int in_its_middle = asked_before[kTile - 1] + 1 + 2;
+  size_t reports = 0;
+  asked = 0;
+  EXPECT_THAT(ComputeTruth(
+                  trace, trace.layers[0], parallel, [&](uint64_t) { ++reports; },
+                  [&] { return ++asked >= in_its_middle; }),
+              test::StatusIs(absl::StatusCode::kCancelled));
+
+  EXPECT_EQ(reports, kTile);
+  EXPECT_EQ(asked, in_its_middle + 2);  // By who began the tile, and by who began the tiles.
 }
 
 TEST(TruthSlackTest, GrantsAnyOrderOfAnF32Sum) {
