@@ -227,8 +227,10 @@ struct Connection::Wire {
                           absl::Duration look_pause = absl::ZeroDuration()) const {
     const std::stop_token& stop = options.stop;
     const auto wait = [stop](absl::Duration pause) { WaitUnlessStopped(pause, stop); };
-    return Attempts({.attempts_max = options.attempts_max, .look_pause = look_pause}, timeout,
-                    SteadyClock(), wait, stop);
+    return Attempts({.attempts_max = options.attempts_max,
+                     .backoff_first = options.backoff_first,
+                     .look_pause = look_pause},
+                    timeout, SteadyClock(), wait, stop);
   }
 
   bool HasBeenHeard() const {

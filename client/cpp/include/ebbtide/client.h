@@ -33,6 +33,7 @@ struct ClientOptions {
   absl::Duration control_timeout = absl::Seconds(10);  // Of calls that carry names and numbers.
   absl::Duration data_timeout = absl::Seconds(60);     // Of calls that carry keys and values.
   int attempts_max = 4;  // Of one call, the first included; the time limit holds for all together.
+  absl::Duration backoff_first = absl::Milliseconds(20);  // Before the second; doubles, up to 1 s.
   // Once a stop is asked for, calls under way end at once and no more are made. Who stops leaves in
   // order: Sequence::Close alone still is made, and an OpenSequence under way may still answer,
   // each within two seconds.
