@@ -16,6 +16,7 @@
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
 #include "tests/integration/daemon_stand.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/grpc_probe.h"
 #include "tests/support/http2_call.h"
 
@@ -76,9 +77,7 @@ class ShutdownTest : public testing::Test {
               const Request& request, Response* response) {
     grpc::ClientContext context;
     Answer answer{.status = (cache_.get()->*method)(&context, request, response)};
-    const auto& trailers = context.GetServerTrailingMetadata();
-    const auto found = trailers.find("ebbtide-reason");
-    if (found != trailers.end()) answer.reason = {found->second.data(), found->second.size()};
+    answer.reason = test::ReasonOf(context);
     return answer;
   }
 
@@ -120,17 +119,20 @@ class ShutdownTest : public testing::Test {
     item.set_first_index(length_ - kChunk);
     FillTensor(*item.mutable_q(), kQueryHeads);
     v1::AttendResponse response;
-    do {
+    EXPECT_TRUE(test::ComesTrue([&] {
       response.Clear();
       const Answer answer = Call(&v1::CacheService::Stub::Attend, request, &response);
       EXPECT_TRUE(answer.status.ok()) << answer.status.error_message();
-      if (response.results_size() == 0) return "";
-    } while (response.results(0).status().reason() == "CALL_IN_FLIGHT");
+      return response.results_size() == 0 ||
+             response.results(0).status().reason() != "CALL_IN_FLIGHT";
+    }));
+    if (response.results_size() == 0) return "";
     EXPECT_EQ(response.results(0).status().code(), 0) << response.results(0).status().message();
     return response.results(0).output().data();
   }
 
-  // Makes the sequence so long that Attend takes two seconds or more here; its output.
+  // Makes the sequence so long that Attend takes two seconds or more here; its output. Nothing from
+  // outside holds a call that attends, so this measures (docs/testing.md).
   std::string MakeAttendLong() {
     std::string output;
     std::chrono::duration<double> taken(0);
@@ -156,10 +158,12 @@ class ShutdownTest : public testing::Test {
 
   // Asks again until the answer has this reason, or `is_over`.
   bool AwaitReason(const std::string& reason, const std::function<bool()>& is_over) {
-    while (!is_over()) {
-      if (ReadOnePage().reason == reason) return true;
-    }
-    return false;
+    bool has_come = false;
+    return test::ComesTrue([&] {
+             has_come = ReadOnePage().reason == reason;
+             return has_come || is_over();
+           }) &&
+           has_come;
   }
 
   void ExpectEndAsAsked() {

@@ -35,10 +35,7 @@ struct Outcome {
 };
 
 inline Outcome OutcomeOf(const grpc::Status& status, const grpc::ClientContext& context) {
-  const auto& trailers = context.GetServerTrailingMetadata();
-  const auto found = trailers.find("ebbtide-reason");
-  return {status.error_code(),
-          found == trailers.end() ? "" : std::string(found->second.data(), found->second.size())};
+  return {status.error_code(), ReasonOf(context)};
 }
 
 inline float Number(int kind, uint64_t index, int layer, int i) {

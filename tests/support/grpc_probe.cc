@@ -61,13 +61,14 @@ grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::s
                  });
   done.WaitForNotification();
   *response = FromBuffer(received);
-  if (reason != nullptr) {
-    const auto found = context.GetServerTrailingMetadata().find("ebbtide-reason");
-    *reason = found == context.GetServerTrailingMetadata().end()
-                  ? ""
-                  : std::string(found->second.data(), found->second.size());
-  }
+  if (reason != nullptr) *reason = ReasonOf(context);
   return status;
+}
+
+std::string ReasonOf(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("ebbtide-reason");
+  return found == trailers.end() ? "" : std::string(found->second.data(), found->second.size());
 }
 
 std::string HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {

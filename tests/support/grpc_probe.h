@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a stranger asks a gRPC server, without its generated code: health, the names of its
-// services, and raw bytes to any method.
+// services, raw bytes to any method, and why a call was refused.
 
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
 #include "grpcpp/support/status.h"
 
 namespace ebbtide::test {
@@ -21,6 +22,9 @@ std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target);
 grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                      const std::string& request, std::string* response,
                      std::string* reason = nullptr);
+
+// Why a call was refused, which came with its answer; "" where it does not say.
+std::string ReasonOf(const grpc::ClientContext& context);
 
 // "SERVING", "NOT_SERVING", or the name of the error.
 std::string HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service);

@@ -18,6 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "gtest/gtest.h"
 
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
@@ -345,7 +346,8 @@ void FakeDaemon::AwaitCalls(const std::string& name, int count) const {
     const auto& calls = service_->calls_;
     return std::ranges::count(calls, name, &SeenCall::name) >= count;
   };
-  service_->mu_.Await(absl::Condition(&have_come));
+  EXPECT_TRUE(service_->mu_.AwaitWithTimeout(absl::Condition(&have_come), absl::Seconds(30)))
+      << count << " calls of " << name << " have not come";
 }
 
 std::vector<SeenCall> FakeDaemon::calls() const {

@@ -50,7 +50,7 @@ class FakeDaemon {
 
   void set_message_bytes_max(uint64_t bytes);
 
-  // Returns once `count` calls of this name have come.
+  // Returns once `count` calls of this name have come, or fails the test after half a minute.
   void AwaitCalls(const std::string& name, int count) const;
 
   std::vector<SeenCall> calls() const;

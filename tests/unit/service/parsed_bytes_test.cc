@@ -17,10 +17,12 @@
 #include "ebbtide/v1/stats.pb.h"
 #include "service/rpc/raw_service.h"
 #include "tests/support/random_seed.h"
+#include "tests/support/repeated.h"
 
 namespace ebbtide::service {
 namespace {
 
+using test::Repeated;
 using testing::Optional;
 
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
@@ -37,12 +39,6 @@ std::optional<uint64_t> ParsedBytes(const std::string& bytes, int slice_bytes = 
   const auto size = static_cast<int>(bytes.size());
   google::protobuf::io::ArrayInputStream stream(bytes.data(), size, slice_bytes);
   return LayoutOf<Request>().ParsedBytes(stream, size, kNoLimit);
-}
-
-std::string Repeated(const std::string& bytes, int times) {
-  std::string all;
-  for (int i = 0; i < times; ++i) all += bytes;
-  return all;
 }
 
 std::string Delimited(char tag, const std::string& bytes) {
@@ -83,7 +79,7 @@ std::string RandomField(std::mt19937_64& random, int depth) {
     case 3:
       return fixed(static_cast<char>(tag | 5), 4);
     case 4:
-      return Repeated({kUnknownNumber, 1}, static_cast<int>(random() % 20));
+      return Repeated({kUnknownNumber, 1}, random() % 20);
     case 5:
       return kUnknownGroup + fields() + kUnknownGroupEnd;
     default:

@@ -17,6 +17,7 @@
 #include "service/rpc/server.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/grpc_probe.h"
+#include "tests/support/repeated.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "tests/unit/service/scripted_engine.h"
@@ -24,15 +25,10 @@
 namespace ebbtide::service {
 namespace {
 
+using test::Repeated;
 using testing::HasSubstr;
 
 constexpr size_t kMessageBytesMax = 1 << 20;
-
-std::string Repeated(const std::string& bytes, size_t times) {
-  std::string all;
-  for (size_t i = 0; i < times; ++i) all += bytes;
-  return all;
-}
 
 std::vector<std::string> Methods() {
   std::vector<std::string> methods;

@@ -90,10 +90,7 @@ class RpcServerTest : public testing::Test {
   grpc::Status Append(const v1::AppendRequest& request, v1::AppendResponse* response) {
     grpc::ClientContext context;
     const grpc::Status status = cache_->Append(&context, request, response);
-    const auto& metadata = context.GetServerTrailingMetadata();
-    const auto reason = metadata.find("ebbtide-reason");
-    reason_ =
-        reason == metadata.end() ? "" : std::string(reason->second.data(), reason->second.size());
+    reason_ = test::ReasonOf(context);
     return status;
   }
 
