@@ -19,8 +19,8 @@ namespace ebbtide::gpu {
 
 // `memory`, whose pages stay locked until the buffer is gone; it must not be freed before.
 //   kInvalidArgument    nothing, or something that is registered already
-//   kResourceExhausted  HostMemoryFull: the pages can't be locked; the message says what limits
-//   them kUnimplemented      the device has other addresses for host memory than this process
+//   kResourceExhausted  HostMemoryFull: the pages can't be locked, and why
+//   kUnimplemented      the device has other addresses for host memory than this process
 //   kUnavailable        the device failed
 absl::StatusOr<DeviceBuffer> RegisterHostMemory(const CudaDevice& device,
                                                 std::span<std::byte> memory);

@@ -191,7 +191,8 @@ class WordsTest(unittest.TestCase):
             ("gpu/a.cc", "throw std::runtime_error(x);"),
             ("gpu/a.cc", "// TO" + "DO: later"),
             ("docs/a.md", "FIX" + "ME"),
-            ("docs/a.md", "see /" + "work/main/x"),
+            ("docs/a.md", "see /" + "somewhere/main/x"),
+            ("docs/a.md", "listen: unix:/" + "somewhere/s"),
             ("scripts/a", "cp x /" + "root/x"),
             ("scripts/a", "cp x /" + "home/somebody/x"),
             ("gpu/a.cc", "int x;  // NOLINT"),
@@ -213,6 +214,7 @@ class WordsTest(unittest.TestCase):
             ("client/a.cc", "absl::SleepFor(backoff);"),
             ("docs/a.md", "the network and its roots"),
             ("docs/a.md", "https://example.org/work/root/home/x/"),
+            ("docs/a.md", "unix:/tmp/ebbtide-0/s, /home/ada/x, tokens/s/lane, ../a/b"),
             ("gpu/a.cc", "int x;  // NOLINT(bugprone-x): the driver asks for it"),
         ]:
             self.assertEqual(places(words.check, {path: line + "\n"}), [], line)

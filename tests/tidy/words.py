@@ -28,8 +28,11 @@ _FILE_NAMES = re.compile(r"(?:^|[_/])(utils?|helpers?|manager|impl|misc)\.(h|cc|
 
 _OPEN_END = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK"]) + r")\b")
 
-# ada is everybody: examples live in her home.
-_MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/(?!ada\b)\w+|tmp/wt|Users/\w+)(?=/|\b)(?!:)")
+# What every machine has may be named, and what is everybody's: ada's home, a disk at /data.
+_EVERYWHERE = "bin|boot|data|dev|etc|home/ada|lib|lib64|mnt|opt|proc|run|sbin|srv|sys|tmp|usr|var"
+_OURS = "docs|ebbtide|tests"  # Where a path is put together from parts.
+_MACHINE_PATH = re.compile(r"(?<![\w.~}$)\]*>@/+-])(?<!::)/(?!(?:%s|%s)\b)[A-Za-z]\w[\w-]*/[\w.-]+"
+                           % (_EVERYWHERE, _OURS))
 
 _NOLINT = re.compile(r"NOLINT(?:NEXTLINE|BEGIN)?(?!\w)(?!\([\w.,* -]+\):? \S)")
 
