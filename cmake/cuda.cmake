@@ -6,14 +6,14 @@ find_path(EBBTIDE_CUDA_INCLUDE cuda_runtime.h
   PATHS /usr/local/cuda /usr/lib/cuda /usr/lib/nvidia-cuda-toolkit
   PATH_SUFFIXES include
   DOC "folder of cuda_runtime.h: tests run kernels without a GPU")
-if(NOT EBBTIDE_CUDA_INCLUDE)
+if(EBBTIDE_TESTS AND NOT EBBTIDE_CUDA_INCLUDE)
   message(STATUS "cuda_runtime.h not found: tests of CUDA kernels are not run")
 endif()
 
-option(EBBTIDE_CUDA "compile the CUDA kernels where nvcc 12 or later is found" ON)
+option(EBBTIDE_CUDA "compile the CUDA kernels where nvcc 12 or later is found" ${PROJECT_IS_TOP_LEVEL})
 option(EBBTIDE_GPU_TESTS "build the tests and the benchmark that need a GPU (scripts/gpu)" OFF)
-set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "devices to compile for; scripts/check cuda: 80;90;100")
 if(EBBTIDE_CUDA)
+  set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "devices to compile for; scripts/check cuda: 80;90;100")
   find_program(EBBTIDE_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
   if(EBBTIDE_NVCC)
     execute_process(COMMAND ${EBBTIDE_NVCC} --version OUTPUT_VARIABLE version)
