@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A worker's way to its daemon, over gRPC. Hides the wire: no gRPC or protobuf header is needed to
-// use it.
+// use it. docs/worker.md says how a conversation goes.
 //
 //   auto client = ebbtide::client::Client::Connect();
 //   client->RegisterModel({.name = "llama", .geometry = geometry});
