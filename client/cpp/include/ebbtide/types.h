@@ -74,7 +74,8 @@ struct RegisteredModel {
   uint64_t record_bytes = 0;
 };
 
-// Slots per lane after each step: `tokens`, or `percent` of a length of `of_tokens`.
+// Slots per lane before a step's own tokens are added: `tokens`, or `percent` of a length of
+// `of_tokens`. A lane holds the budget and that call's tokens.
 struct Budget {
   uint32_t tokens = 0;
   double percent = 0;
@@ -90,7 +91,8 @@ struct SequenceOptions {
   std::string recall =
       {};  // "off", "bounded(tau)", "estimated(tau)", "exact"; empty: the server's.
   Queries queries = Queries::kEveryStep;
-  uint32_t chunk_tokens = 0;         // Most tokens that one call will carry; 0: the server's.
+  // Most tokens that one call will carry, reserved beside the budget; 0: the server's, 512.
+  uint32_t chunk_tokens = 0;
   absl::Duration idle_timeout = {};  // Zero: the server's default.
 };
 
@@ -102,7 +104,7 @@ struct OpenedSequence {
   std::string recall = {};
   uint32_t budget_tokens = 0;
   uint32_t protected_tokens = 0;
-  uint32_t chunk_tokens = 0;  // The device holds budget + chunk slots per lane.
+  uint32_t chunk_tokens = 0;  // The device holds budget + chunk slots per lane, and a page.
   uint64_t device_bytes = 0;
   uint64_t length = 0;  // Committed tokens; more than 0 where it was open already.
   absl::Duration idle_timeout = {};
