@@ -49,6 +49,11 @@ absl::Status CheckWithinReach(const PageRequest& request) {
                   absl::StrCat("page ", request.page,
                                " lies in the rocksdb tier, which does not answer now; retry"));
   }
+  if (request.state == FetchState::kOutOfTime) {
+    return Refuse(absl::StatusCode::kDeadlineExceeded, "OUT_OF_TIME",
+                  absl::StrCat("time ran out while the rocksdb tier read page ", request.page,
+                               "; ask for fewer per call, or give it longer"));
+  }
   if (request.state == FetchState::kNoStaging) {
     return Refuse(absl::StatusCode::kUnavailable, "STAGING_BUSY",
                   absl::StrCat("page ", request.page,

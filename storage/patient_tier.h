@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A tier on a medium that may never answer (a hung disk, a stale mount), behind callers who must
-// not hang with it: each call waits for a limited time, then goes on without. While a call that was
-// given up still runs, the tier refuses all others at once: none can overtake it, and no more than
-// a few threads are ever stuck. Tested by tests/unit/storage/patient_tier_test.cc.
+// not hang with it: each call waits for a limited time, then goes on without. While a call that has
+// outlasted the limit still runs, the tier refuses all others at once; a reader in a hurry may
+// leave before that, and no write or erasure overtakes what it left. So no more than a few threads
+// are ever stuck. Tested by tests/unit/storage/patient_tier_test.cc.
 
 #pragma once
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <string_view>
 
@@ -16,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/clock.h"
 #include "base/executor.h"
 #include "storage/tier.h"
 
@@ -34,7 +37,7 @@ class PatientTier final : public Tier {
 
   std::string_view name() const override { return tier_->name(); }
   absl::Status Write(std::span<const BlockWrite> blocks) override;
-  absl::Status Read(std::span<PageRead> pages) override;
+  absl::Status Read(std::span<PageRead> pages, absl::Duration patience) override;
   BlockPin Pin(const BlockKey& key) override { return tier_->Pin(key); }
   absl::Status Erase(std::span<const BlockKey> keys) override;
   TierUsage Usage() const override { return tier_->Usage(); }
@@ -45,16 +48,27 @@ class PatientTier final : public Tier {
  private:
   struct Call;
 
-  // Runs `work` on another thread and waits for it; what it throws is thrown here.
-  absl::Status Wait(std::string_view what, std::function<absl::Status()> work)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // What a call does to the tier: a reader may leave early, all else waits for those who left.
+  enum class Access : uint8_t { kReads, kChanges };
+  struct Job {
+    std::string_view what;
+    Access access;
+    absl::Duration patience;
+    std::function<absl::Status()> work;
+  };
+
+  // Runs the job on another thread and waits for it; what it throws is thrown here.
+  absl::Status Wait(Job job) ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsStuck() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Run(Call& call, const std::function<absl::Status()>& work) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   const std::unique_ptr<Tier> tier_;
   const absl::Duration limit_;
+  Clock& clock_ = SteadyClock();
 
   absl::Mutex mu_;
-  int given_up_ ABSL_GUARDED_BY(mu_) = 0;  // Calls that still run, with nobody waiting.
+  std::list<std::shared_ptr<Call>> left_ ABSL_GUARDED_BY(mu_);  // They run, with nobody waiting.
 
   const std::unique_ptr<Executor> threads_;  // Last: its jobs use everything above.
 };

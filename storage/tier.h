@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 #include "storage/block_key.h"
 #include "storage/block_record.h"
@@ -78,10 +79,12 @@ class Tier {
   virtual absl::Status Write(std::span<const BlockWrite> blocks) = 0;
 
   // Fills `into` of every page held, checks it, and sets its `state`. Corrupt pages are counted.
+  // A tier that need not wait for its medium (patient_tier.h) waits `patience` at most.
   //   kInvalidArgument    `into` is not one page long, or the page number is past the record's end;
   //                       no `state` may be trusted
   //   kUnavailable        the medium did not answer; no `state` may be trusted
-  virtual absl::Status Read(std::span<PageRead> pages) = 0;
+  //   kDeadlineExceeded   the medium did not answer within `patience`; no `state` may be trusted
+  virtual absl::Status Read(std::span<PageRead> pages, absl::Duration patience) = 0;
 
   // The whole record where it can be addressed without a copy, unchecked: the reader checks the
   // pages it uses (block_record.h). Null where the block is not held or the medium is not memory.

@@ -496,6 +496,8 @@ class Climb {
         return;
       case FetchState::kUnavailable:
         return StopBy("TIER_UNAVAILABLE");
+      case FetchState::kOutOfTime:
+        return StopBy("DEADLINE");
       case FetchState::kNoStaging:
         return StopBy("STAGING_BUSY");
       case FetchState::kMissing:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "gpu/kernels/codes.h"
 #include "gpu/kernels/digest.h"
@@ -84,9 +85,10 @@ void PageSource::Fetch(std::span<PageRequest> requests, absl::Duration patience)
     }
   }
   if (!in_slots.empty() || !below.empty()) {
+    const absl::Duration begun = SteadyClock().SinceStart();
     holds_share_ = staging_.TakeShare(patience);
     for (PageRequest* const request : in_slots) FetchFromSlots(*request);
-    FetchStaged(below);
+    FetchStaged(below, patience - (SteadyClock().SinceStart() - begun));
   }
   NoteLost(requests);
 }
@@ -198,7 +200,7 @@ bool PageSource::FindPart(const PinnedBlock& block, PageRequest& request) const 
   return true;
 }
 
-void PageSource::FetchStaged(std::span<PageRequest*> requests) {
+void PageSource::FetchStaged(std::span<PageRequest*> requests, absl::Duration patience) {
   if (requests.empty() || tiers_.rocksdb == nullptr) return;
   if (!holds_share_) {
     for (PageRequest* const request : requests) {
@@ -218,9 +220,11 @@ void PageSource::FetchStaged(std::span<PageRequest*> requests) {
          .part = request->part,
          .into = Stage(geometry.part_bytes(request->part))});
   }
-  const bool answered = tiers_.rocksdb->Read(reads).ok();
+  const absl::Status answered = tiers_.rocksdb->Read(reads, patience);
   for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i]->state = answered ? StateOf(reads[i].state) : FetchState::kUnavailable;
+    requests[i]->state = answered.ok()                        ? StateOf(reads[i].state)
+                         : absl::IsDeadlineExceeded(answered) ? FetchState::kOutOfTime
+                                                              : FetchState::kUnavailable;
     if (requests[i]->state == FetchState::kOk) requests[i]->bytes = reads[i].into;
   }
 }

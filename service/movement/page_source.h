@@ -29,6 +29,7 @@ enum class FetchState : uint8_t {
   kMissing,       // The tier that should hold it does not.
   kCorrupt,       // Its check failed.
   kUnavailable,   // Its tier does not answer.
+  kOutOfTime,     // Its tier did not answer in time.
   kNoStaging,     // No share of the staging came free in time.
   kDeviceFailed,  // It could not be gathered from its slots.
 };
@@ -71,8 +72,8 @@ class PageSource {
   uint64_t bytes_of(storage::PagePart part) const;
 
   // Fills each request. Pages that lie in the host are read in place; others need a share of the
-  // staging, which all may be lent for longer than `patience`. Pages that are lost are counted and
-  // logged, each once.
+  // staging, which all may be lent for longer than `patience`, as their tier may take longer. Pages
+  // that are lost are counted and logged, each once.
   void Fetch(std::span<PageRequest> requests, absl::Duration patience);
   // What the device said where it failed a fetch.
   const absl::Status& status() const { return status_; }
@@ -94,7 +95,7 @@ class PageSource {
                                     storage::PagePart part);
   bool FetchInPlace(PageRequest& request);
   bool FindPart(const PinnedBlock& block, PageRequest& request) const;
-  void FetchStaged(std::span<PageRequest*> requests);
+  void FetchStaged(std::span<PageRequest*> requests, absl::Duration patience);
   void NoteLost(std::span<const PageRequest> requests);
   std::span<std::byte> Stage(size_t bytes);
 

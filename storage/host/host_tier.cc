@@ -81,7 +81,7 @@ absl::Status HostTier::WriteOne(const BlockWrite& block) {
   return absl::OkStatus();  // The replaced record goes here, outside the lock.
 }
 
-absl::Status HostTier::Read(std::span<PageRead> pages) {
+absl::Status HostTier::Read(std::span<PageRead> pages, absl::Duration /*patience*/) {
   for (PageRead& page : pages) EBBTIDE_RETURN_IF_ERROR(ReadOne(page));
   return absl::OkStatus();
 }

@@ -186,7 +186,7 @@ absl::Status RocksdbTier::HealIndex() {
   return absl::OkStatus();
 }
 
-absl::Status RocksdbTier::Read(std::span<PageRead> pages) {
+absl::Status RocksdbTier::Read(std::span<PageRead> pages, absl::Duration /*patience*/) {
   for (PageRead& page : pages) page.state = PageState::kMissing;
   const SlotFiles::Reading reading(slots_);  // Before the look-ups: what they find stays in place.
   std::vector<size_t> order(pages.size());

@@ -53,7 +53,7 @@ class RocksdbTier final : public Tier {
 
   std::string_view name() const override { return "rocksdb"; }
   absl::Status Write(std::span<const BlockWrite> blocks) override;
-  absl::Status Read(std::span<PageRead> pages) override;
+  absl::Status Read(std::span<PageRead> pages, absl::Duration patience) override;
   BlockPin Pin(const BlockKey& key) override;  // Always null.
   absl::Status Erase(std::span<const BlockKey> keys) override;
   TierUsage Usage() const override;

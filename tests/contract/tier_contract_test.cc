@@ -54,7 +54,7 @@ class TierContract : public testing::TestWithParam<TierCase> {
   PageAnswer ReadPage(const BlockKey& key, uint32_t page, const RecordGeometry& geometry) {
     std::vector<std::byte> bytes(geometry.page_bytes, kCanary);
     PageRead read = {.key = key, .page = page, .into = bytes};
-    EXPECT_OK(tier().Read({&read, 1}));
+    EXPECT_OK(tier().Read({&read, 1}, absl::InfiniteDuration()));
     return {read.state, bytes};
   }
 
@@ -138,7 +138,7 @@ TEST_P(TierContract, BatchAnswersEachPageOnItsOwn) {
     reads.push_back({.key = keys[i], .page = pages[i], .into = bytes[i]});
   }
 
-  ASSERT_OK(tier().Read(reads));
+  ASSERT_OK(tier().Read(reads, absl::InfiniteDuration()));
 
   EXPECT_EQ(reads[0].state, PageState::kOk);
   EXPECT_EQ(reads[1].state, PageState::kMissing);
@@ -161,7 +161,7 @@ TEST_P(TierContract, OneReadTakesAllPagesOfARecordInAnyOrder) {
     reads.push_back({.key = {5, 0, 0}, .page = page, .into = bytes[page]});
   }
 
-  ASSERT_OK(tier().Read(reads));
+  ASSERT_OK(tier().Read(reads, absl::InfiniteDuration()));
 
   for (uint32_t page = 0; page < geometry.pages(); ++page) {
     EXPECT_EQ(bytes[page], PatternPage({5, 0, 0}, page, geometry.page_bytes)) << page;
@@ -176,7 +176,7 @@ TEST_P(TierContract, EachFormOfAPageIsReadAlone) {
     for (uint32_t page = 0; page < geometry.pages(); ++page) {
       std::vector<std::byte> bytes(geometry.part_bytes(part), kCanary);
       PageRead read = {.key = {5, 0, 0}, .page = page, .part = part, .into = bytes};
-      ASSERT_OK(tier().Read({&read, 1}));
+      ASSERT_OK(tier().Read({&read, 1}, absl::InfiniteDuration()));
       EXPECT_EQ(read.state, PageState::kOk);
       EXPECT_EQ(bytes, PatternPage({5, 0, 0}, geometry.part_number(page, part),
                                    geometry.part_bytes(part)));
@@ -190,9 +190,9 @@ TEST_P(TierContract, ReadNeedsRoomForExactlyOnePage) {
   PageRead longer = {.key = {1, 0, 0}, .page = 0, .into = bytes};
   PageRead shorter = {.key = {1, 0, 0}, .page = 0, .into = std::span(bytes).first(100)};
 
-  EXPECT_THAT(tier().Read({&longer, 1}),
+  EXPECT_THAT(tier().Read({&longer, 1}, absl::InfiniteDuration()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("16385 B")));
-  EXPECT_THAT(tier().Read({&shorter, 1}),
+  EXPECT_THAT(tier().Read({&shorter, 1}, absl::InfiniteDuration()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("100 B")));
 }
 
@@ -201,7 +201,7 @@ TEST_P(TierContract, ReadPastTheLastPageIsRefused) {
   std::vector<std::byte> bytes(geometry_.page_bytes);
   PageRead read = {.key = {1, 0, 0}, .page = geometry_.pages(), .into = bytes};
 
-  EXPECT_THAT(tier().Read({&read, 1}),
+  EXPECT_THAT(tier().Read({&read, 1}, absl::InfiniteDuration()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page 4")));
 }
 

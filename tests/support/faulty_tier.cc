@@ -43,9 +43,9 @@ absl::Status FaultyTier::Write(std::span<const BlockWrite> blocks) {
   return absl::OkStatus();
 }
 
-absl::Status FaultyTier::Read(std::span<PageRead> pages) {
+absl::Status FaultyTier::Read(std::span<PageRead> pages, absl::Duration patience) {
   EBBTIDE_RETURN_IF_ERROR(BeforeCall("read"));
-  return tier_.Read(pages);
+  return tier_.Read(pages, patience);
 }
 
 absl::Status FaultyTier::Erase(std::span<const BlockKey> keys) {

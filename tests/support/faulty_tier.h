@@ -44,7 +44,7 @@ class FaultyTier final : public storage::Tier {
 
   std::string_view name() const override { return tier_.name(); }
   absl::Status Write(std::span<const storage::BlockWrite> blocks) override;
-  absl::Status Read(std::span<storage::PageRead> pages) override;
+  absl::Status Read(std::span<storage::PageRead> pages, absl::Duration patience) override;
   storage::BlockPin Pin(const storage::BlockKey& key) override { return tier_.Pin(key); }
   absl::Status Erase(std::span<const storage::BlockKey> keys) override;
   storage::TierUsage Usage() const override { return tier_.Usage(); }

@@ -55,9 +55,9 @@ class WatchedTier final : public storage::Tier {
     watch_("write");
     return tier_.Write(blocks);
   }
-  absl::Status Read(std::span<storage::PageRead> pages) override {
+  absl::Status Read(std::span<storage::PageRead> pages, absl::Duration patience) override {
     watch_("read");
-    return tier_.Read(pages);
+    return tier_.Read(pages, patience);
   }
   storage::BlockPin Pin(const storage::BlockKey& key) override {
     watch_("pin");

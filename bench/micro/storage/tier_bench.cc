@@ -356,7 +356,9 @@ void PagesFromDisk(benchmark::State& state) {
         disk.raw.Read(places[i], into(i));
       });
     });
-    times.Subject([&] { EBBTIDE_CHECK(disk.tier->Read(reads).ok(), "pages are read"); });
+    times.Subject([&] {
+      EBBTIDE_CHECK(disk.tier->Read(reads, absl::InfiniteDuration()).ok(), "pages are read");
+    });
     for (const PageRead& read : reads) {
       EBBTIDE_CHECK(read.state == PageState::kOk, "each page is intact");
     }

@@ -204,6 +204,47 @@ TEST_F(EngineFaultsTest, AHungDiskCostsAnswersTheirPagesAndNobodyTheirLife) {
   EXPECT_LT(ErrorsOf(with, tokens_, 1, 256, 1).relative, 1e-5);
 }
 
+// Not at the disk's deadline but at its own.
+TEST_F(EngineFaultsTest, ACallInAHurryIsAnsweredInTimeByADiskThatIsNot) {
+  absl::Notification disk_answers;
+  FaultyTier* disk = nullptr;
+  EngineStand stand({.host_bytes = 260 << 10,
+                     .rocksdb_bytes = 192 << 20,
+                     .wrap_rocksdb = [&](storage::Tier& tier) {
+                       return std::make_unique<storage::PatientTier>(
+                           MadeFaulty(disk)(tier), storage::Patience{.limit = absl::Minutes(5)});
+                     }});
+  Worker worker(stand.engine(), tokens_, "a");
+  worker.open = {.policy = "streaming", .recall = "exact", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  for (int32_t first = 0; first < 256; first += 32) {
+    ASSERT_OK(worker.StepAllLayers({.first = first, .count = 32, .phase = Phase::kPrefill}).status);
+  }
+  stand.Settle();
+  ASSERT_TRUE(ComesUnderItsWatermark(stand));
+  const absl::Cleanup let_go = [&] {
+    if (!disk_answers.HasBeenNotified()) disk_answers.Notify();
+  };
+  disk->Set({.delay = 1, .on_delay = [&] { disk_answers.WaitForNotification(); }});
+
+  const StepAnswer answer = worker.Step({.first = 256, .patience = absl::Milliseconds(200)});
+  const absl::Status pages =
+      stand.engine()
+          .ReadPages(
+              {.sequence = "a", .deadline = stand.clock().SinceStart() + absl::Milliseconds(20)})
+          .status();
+
+  ASSERT_OK(answer.status);
+  EXPECT_EQ(answer.certificate.met[0], 0);
+  EXPECT_EQ(answer.certificate.not_met_reason, "DEADLINE");
+  EXPECT_EQ(ErrorsOf(answer, tokens_, 0, 256, 1).violations, 0);
+  EXPECT_EQ(ReasonOf(pages), "OUT_OF_TIME");
+
+  disk->Set({});
+  disk_answers.Notify();
+  EXPECT_OK(stand.engine().ReadPages({.sequence = "a"}).status());
+}
+
 TEST_F(EngineFaultsTest, CallsThatFindNoStagingSaySo) {
   absl::Notification disk_answers;
   std::atomic<int> waiting = 0;

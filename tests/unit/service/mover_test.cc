@@ -47,7 +47,8 @@ std::vector<TierName> Places(CacheStand& stand, const SequenceRef& sequence) {
 bool IsHeld(storage::Tier& tier, const storage::BlockKey& key) {
   std::vector<std::byte> bytes(test::SmallGeometry().page_shape().page_bytes());
   storage::PageRead read{.key = key, .page = 0, .into = bytes};
-  return tier.Read({&read, 1}).ok() && read.state == storage::PageState::kOk;
+  return tier.Read({&read, 1}, absl::InfiniteDuration()).ok() &&
+         read.state == storage::PageState::kOk;
 }
 
 bool IsZero(std::span<const std::byte> bytes) {
@@ -236,7 +237,7 @@ TEST(MoverTest, MovedBlockIsTheSameBytes) {
   for (uint32_t lane = 0; lane < 4; ++lane) {
     std::vector<std::byte> bytes(stand.Page(0, 0, 0).size());
     storage::PageRead read{.key = sequence->facts.key(0), .page = lane, .into = bytes};
-    ASSERT_OK(stand.below().Read({&read, 1}));
+    ASSERT_OK(stand.below().Read({&read, 1}, absl::InfiniteDuration()));
     EXPECT_EQ(read.state, storage::PageState::kOk);
     EXPECT_EQ(bytes, stand.Page(static_cast<int>(lane) / 2, static_cast<int>(lane) % 2, 0));
   }

@@ -54,7 +54,9 @@ class PassingTier : public storage::Tier {
   absl::Status Write(std::span<const storage::BlockWrite> blocks) override {
     return tier_.Write(blocks);
   }
-  absl::Status Read(std::span<storage::PageRead> pages) override { return tier_.Read(pages); }
+  absl::Status Read(std::span<storage::PageRead> pages, absl::Duration patience) override {
+    return tier_.Read(pages, patience);
+  }
   storage::BlockPin Pin(const storage::BlockKey& key) override { return tier_.Pin(key); }
   absl::Status Erase(std::span<const storage::BlockKey> keys) override { return tier_.Erase(keys); }
   storage::TierUsage Usage() const override { return tier_.Usage(); }
@@ -77,10 +79,10 @@ class NotingTier final : public PassingTier {
  public:
   NotingTier(storage::Tier& below, storage::Tier& host, Parts& parts)
       : PassingTier(below), host_(host), parts_(parts) {}
-  absl::Status Read(std::span<storage::PageRead> pages) override {
+  absl::Status Read(std::span<storage::PageRead> pages, absl::Duration patience) override {
     for (const storage::PageRead& page : pages)
       parts_.emplace(page.key.block, page.page, page.part);
-    return host_.Read(pages);
+    return host_.Read(pages, patience);
   }
 
  private:

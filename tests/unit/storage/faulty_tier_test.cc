@@ -38,7 +38,7 @@ class FaultyTierTest : public testing::Test {
     std::vector<std::byte> bytes(geometry_.page_bytes);
     for (uint32_t page = 0; page < geometry_.pages(); ++page) {
       PageRead read = {.key = {1, block, 0}, .page = page, .into = bytes};
-      EXPECT_OK(tier.Read({&read, 1}));
+      EXPECT_OK(tier.Read({&read, 1}, absl::InfiniteDuration()));
       corrupt += read.state == PageState::kCorrupt ? 1 : 0;
     }
     return corrupt;
@@ -62,7 +62,7 @@ TEST_F(FaultyTierTest, RefusesEveryCallThatMayFail) {
   const BlockKey key = {1, 0, 0};
 
   EXPECT_THAT(Write(faulty_, 0), StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_THAT(faulty_.Read({}), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(faulty_.Read({}, absl::InfiniteDuration()), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(faulty_.Erase({&key, 1}), StatusIs(absl::StatusCode::kUnavailable));
   faulty_.Set({});
   EXPECT_OK(Write(faulty_, 0));
@@ -72,7 +72,7 @@ TEST_F(FaultyTierTest, FullRefusesWritesAlone) {
   faulty_.Set({.full = 1});
 
   EXPECT_THAT(Write(faulty_, 0), StatusIs(absl::StatusCode::kResourceExhausted));
-  EXPECT_OK(faulty_.Read({}));
+  EXPECT_OK(faulty_.Read({}, absl::InfiniteDuration()));
 }
 
 TEST_F(FaultyTierTest, DelayRunsBeforeTheCall) {
@@ -80,7 +80,7 @@ TEST_F(FaultyTierTest, DelayRunsBeforeTheCall) {
   faulty_.Set({.delay = 1, .on_delay = [&] { ++delays; }});
 
   ASSERT_OK(Write(faulty_, 0));
-  ASSERT_OK(faulty_.Read({}));
+  ASSERT_OK(faulty_.Read({}, absl::InfiniteDuration()));
 
   EXPECT_EQ(delays, 2);
 }
@@ -106,7 +106,8 @@ TEST_F(FaultyTierTest, SameSeedGivesTheSameFaults) {
   size_t which = 0;
   for (FaultyTier* tier : {&faulty_, &again, &other}) {
     tier->Set({.refuse = 0.5});
-    for (int call = 0; call < 64; ++call) refused[which].push_back(!tier->Read({}).ok());
+    for (int call = 0; call < 64; ++call)
+      refused[which].push_back(!tier->Read({}, absl::InfiniteDuration()).ok());
     ++which;
   }
 

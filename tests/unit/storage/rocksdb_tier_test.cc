@@ -70,7 +70,7 @@ PageState StateOf(Tier& tier, const BlockKey& key, const RecordGeometry& geometr
   for (uint32_t page = 0; page < geometry.pages(); ++page) {
     reads.push_back({.key = key, .page = page, .into = bytes[page]});
   }
-  EXPECT_OK(tier.Read(reads));
+  EXPECT_OK(tier.Read(reads, absl::InfiniteDuration()));
   for (const PageRead& read : reads) {
     if (read.state != PageState::kOk) return read.state;
     if (bytes[read.page] != PatternPage(key, read.page, geometry.page_bytes, salt)) {
@@ -216,7 +216,7 @@ TEST_F(RocksdbTierTest, FailedReadIsUnavailableNotCorrupt) {
   std::vector<std::byte> bytes(geometry_.page_bytes);
   PageRead read = {.key = {1, 0, 0}, .page = 1, .into = bytes};
 
-  EXPECT_THAT(tier_->Read({&read, 1}),
+  EXPECT_THAT(tier_->Read({&read, 1}, absl::InfiniteDuration()),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr(path_.string()), HasSubstr("Input/output error"))));
   EXPECT_EQ(tier_->Usage().corrupt_pages, 0u);
@@ -294,7 +294,7 @@ TEST_F(RocksdbTierTest, NeighbouringPagesAreOneRead) {
   calls_.reads = 0;
   ASSERT_EQ(StateOf(*tier_, {1, 0, 0}, geometry), PageState::kOk);
   EXPECT_EQ(calls_.reads, 1);
-  ASSERT_OK(tier_->Read({&one, 1}));
+  ASSERT_OK(tier_->Read({&one, 1}, absl::InfiniteDuration()));
   EXPECT_EQ(calls_.reads, 2);
 }
 
