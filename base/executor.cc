@@ -5,8 +5,8 @@
 #include "base/executor.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
-#include <cstdio>
 #include <deque>
 #include <exception>
 #include <string>
@@ -17,7 +17,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
+#include "base/background_writer.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 
@@ -90,7 +92,9 @@ class ThreadExecutor final : public Executor {
       Log(LogLevel::kError, "a job ended in an exception",
           {{"executor", name_}, {"job", job}, {"what", what}});
     } catch (...) {
-      std::fputs("a job ended in an exception, and there is no memory to say which\n", stderr);
+      WriteWithin(STDERR_FILENO,
+                  "a job ended in an exception, and there is no memory to say which\n",
+                  absl::ZeroDuration());
     }
   }
 

@@ -97,7 +97,7 @@ struct Daemon::Parts {
     engine.reset();
   }
 
-  absl::Status Open(const Config& config);
+  absl::Status Open(const Config& config, std::atomic<const char*>& waits_for);
 
   Clock& clock = SteadyClock();
   ParallelFor parallel;
@@ -112,10 +112,12 @@ struct Daemon::Parts {
   std::unique_ptr<RpcServer> server;
 };
 
-absl::Status Daemon::Parts::Open(const Config& config) {
+absl::Status Daemon::Parts::Open(const Config& config, std::atomic<const char*>& waits_for) {
   EBBTIDE_ASSIGN_OR_RETURN(std::string boot_id, DrawBootId());
   ServerFacts facts;
+  waits_for = "device.backend";
   EBBTIDE_ASSIGN_OR_RETURN(backend, ChooseBackend(config, facts.notes));
+  waits_for = "host.budget";
   absl::StatusOr<std::unique_ptr<storage::HostTier>> opened =
       storage::HostTier::Create(host_budget);
   if (!opened.ok()) {
@@ -123,6 +125,7 @@ absl::Status Daemon::Parts::Open(const Config& config) {
   }
   host = *std::move(opened);
   if (!config.rocksdb.disabled) {
+    waits_for = "rocksdb.path";
     EBBTIDE_ASSIGN_OR_RETURN(rocksdb, OpenRocksdb(config.rocksdb, disk_readers));
   }
   carriers = MakeThreadExecutor("carry", 1, kCarrierQueue);
@@ -148,6 +151,7 @@ absl::Status Daemon::Parts::Open(const Config& config) {
   facts.started = clock.SinceStart();
   facts.notes.push_back(config.rocksdb.disabled ? "no tier below host: rocksdb.disabled is set"
                                                 : "the rocksdb tier starts empty");
+  waits_for = "server.listen";
   absl::StatusOr<std::unique_ptr<RpcServer>> listening =
       RpcServer::Listen(config.server, std::move(facts), *engine, clock);
   if (!listening.ok()) {
@@ -157,9 +161,10 @@ absl::Status Daemon::Parts::Open(const Config& config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config,
+                                                      std::atomic<const char*>& waits_for) {
   auto parts = std::make_unique<Parts>(config);
-  EBBTIDE_RETURN_IF_ERROR(parts->Open(config));
+  EBBTIDE_RETURN_IF_ERROR(parts->Open(config, waits_for));
   // No make_unique: the constructor is private.
   return std::unique_ptr<Daemon>(new Daemon(std::move(parts)));
 }

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -24,10 +25,12 @@ void CheckWithParts(LoadedConfig& loaded);
 // Thread-safe.
 class Daemon {
  public:
-  // Serves from the moment it returns.
+  // Serves from the moment it returns. Waits for disks and devices as long as they take; meanwhile
+  // `waits_for` is the field of the configuration that it is at.
   //   kInvalidArgument  a part refuses what the configuration gives it
   //   others            a folder, a socket or memory can't be had: the part's own words
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config,
+                                                       std::atomic<const char*>& waits_for);
   // Cuts off calls in progress.
   ~Daemon();
 

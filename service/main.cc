@@ -10,19 +10,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
+#include "base/background_writer.h"
 #include "base/clock.h"
 #include "base/executor.h"
 #include "base/log.h"
+#include "base/standard_files.h"
 #include "service/config/load_config.h"
 #include "service/daemon.h"
 #include "service/daemon_banner.h"
@@ -35,6 +41,8 @@ constexpr int kExitFailed = 1;
 constexpr int kExitBadConfiguration = 2;
 constexpr absl::Duration kTick = absl::Seconds(1);
 constexpr absl::Duration kTakeDownMax = absl::Seconds(10);
+constexpr absl::Duration kStartQuiet = absl::Seconds(5);
+constexpr absl::Duration kLogMax = absl::Seconds(1);  // For what is not written at the end.
 
 constexpr char kAbout[] =
     "ebbtided keeps the KV cache of language models inside a memory budget: tokens that matter "
@@ -49,11 +57,12 @@ Files
   $XDG_STATE_HOME/ebbtide/rocksdb       the RocksDB tier (else under ~/.local/state)
 
 Signals
-  SIGTERM, SIGINT, SIGHUP   refuse new calls, finish those in progress within server.drain_ms, end
+  SIGTERM, SIGINT, SIGHUP   refuse new calls, finish those in progress within server.drain_ms, end;
+                            before it serves: end at once
   a second one              end within ten seconds: what is not answered and read within five is cut off
 
 Exit codes
-  0  ended as asked      1  failed, with the reason on standard error
+  0  ended as asked      1  failed, with the reason on standard error; or its end took too long
   2  wrong usage, or a configuration with mistakes, each listed with its line
 
 Examples
@@ -100,6 +109,13 @@ class StopSignals {
     return signal > 0 ? signal : 0;
   }
 
+  // Whether one has come that nobody has taken.
+  bool IsThere() const {
+    sigset_t come;
+    ::sigpending(&come);
+    return ::sigandset(&come, &come, &set_) == 0 && ::sigisemptyset(&come) == 0;
+  }
+
   // From now on they end the process at once.
   void Release() const { ::pthread_sigmask(SIG_UNBLOCK, &set_, nullptr); }
 
@@ -107,27 +123,89 @@ class StopSignals {
   sigset_t set_;
 };
 
+// Where parts hang that nobody can wait for.
+[[noreturn]] void LeaveAtOnce(int exit_code) {
+  FlushLog(kLogMax);
+  std::_Exit(exit_code);
+}
+
 // Ends the process when taking it down hangs: a call that ignores its end, a disk that does not
-// answer.
+// answer. Its thread is there from the start; later there may be none to be had.
 class TakeDownLimit {
  public:
-  TakeDownLimit()
-      : thread_([this] {
-          if (!done_.WaitForNotificationWithTimeout(kTakeDownMax)) {
-            Log(LogLevel::kError, "taking the daemon down hangs; leaving it",
-                {{"waited_seconds", absl::ToInt64Seconds(kTakeDownMax)}});
-            std::_Exit(kExitFailed);
-          }
-        }) {}
+  TakeDownLimit() : thread_([this] { Watch(); }) {}
   ~TakeDownLimit() {
-    done_.Notify();
+    {
+      const absl::MutexLock lock(&mu_);
+      is_over_ = true;
+      change_.Signal();
+    }
     thread_.join();
   }
 
+  void EndWithin(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_) {
+    const absl::MutexLock lock(&mu_);
+    end_ = SteadyClock().SinceStart() + patience;
+    change_.Signal();
+  }
+
  private:
-  absl::Notification done_;
-  std::thread thread_;
+  void Watch() ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      const absl::MutexLock lock(&mu_);
+      absl::Duration left = absl::InfiniteDuration();
+      while (!is_over_ && left > absl::ZeroDuration()) {
+        change_.WaitWithTimeout(&mu_, left);
+        left = end_ - SteadyClock().SinceStart();
+      }
+      if (is_over_) return;
+    }
+    Log(LogLevel::kError, "taking the daemon down hangs; leaving it",
+        {{"waited_seconds", absl::ToInt64Seconds(kTakeDownMax)}});
+    LeaveAtOnce(kExitFailed);
+  }
+
+  absl::Mutex mu_;
+  absl::CondVar change_;
+  bool is_over_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Duration end_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
+  std::thread thread_;  // Last: it uses everything above.
 };
+
+using StartedDaemon = absl::StatusOr<std::unique_ptr<Daemon>>;
+
+// On a thread of its own: a disk or device that hangs keeps nobody from ending the process.
+StartedDaemon StartUnlessStopped(const Config& config, const StopSignals& signals) {
+  StartedDaemon daemon = absl::UnknownError("not started");
+  std::atomic<const char*> waits_for = "";
+  absl::Notification is_over;
+  std::thread starter([&] {
+    try {
+      daemon = Daemon::Start(config, waits_for);
+    } catch (const std::exception& error) {  // No memory, no thread.
+      daemon = absl::ResourceExhaustedError(absl::StrFormat("%s: %s", waits_for, error.what()));
+    }
+    is_over.Notify();
+  });
+  const absl::Duration begin = SteadyClock().SinceStart();
+  bool is_said = false;
+  while (!is_over.WaitForNotificationWithTimeout(absl::Milliseconds(50))) {
+    const absl::Duration waited = SteadyClock().SinceStart() - begin;
+    if (!is_said && waited >= kStartQuiet) {
+      is_said = true;
+      Log(LogLevel::kWarn, "the start takes long",
+          {{"waits_for", waits_for.load()},
+           {"rocksdb.path", config.rocksdb.path},
+           {"waited_seconds", absl::ToInt64Seconds(waited)}});
+    }
+    if (signals.IsThere()) {
+      Log(LogLevel::kWarn, "stopped before it served", {{"waits_for", waits_for.load()}});
+      LeaveAtOnce(0);
+    }
+  }
+  starter.join();
+  return daemon;
+}
 
 void Drain(Daemon& daemon, absl::Duration patience, const StopSignals& signals) {
   const absl::Duration end = SteadyClock().SinceStart() + patience;
@@ -144,7 +222,7 @@ void Drain(Daemon& daemon, absl::Duration patience, const StopSignals& signals) 
   }
 }
 
-void PrintBanner(Daemon& daemon, const std::string& config_source, bool is_default_target) {
+std::string Banner(Daemon& daemon, const std::string& config_source, bool is_default_target) {
   const Stats stats = daemon.GetStats();
   const BannerFacts facts{.server = daemon.facts(),
                           .stats = stats,
@@ -152,9 +230,7 @@ void PrintBanner(Daemon& daemon, const std::string& config_source, bool is_defau
                           .config_source = config_source,
                           .pid = ::getpid(),
                           .is_default_target = is_default_target};
-  const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
-  std::fputs((is_terminal ? BannerForPeople(facts) : BannerForPrograms(facts)).c_str(), stdout);
-  std::fflush(stdout);
+  return ::isatty(STDOUT_FILENO) == 1 ? BannerForPeople(facts) : BannerForPrograms(facts);
 }
 
 int Serve(const LoadedConfig& loaded, const std::string& config_source) {
@@ -162,25 +238,31 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
   const StopSignals signals;
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is a full disk: EFBIG.
-  SetUpLog(LogOptionsFor(loaded.config.server.log_level, stderr));
+  SetUpLog(LogOptionsFor(loaded.config.server.log_level, STDERR_FILENO));
   SendGrpcLogToOurs();
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(loaded.config);
+  TakeDownLimit limit;
+  // Whoever reads it may be stuck.
+  BackgroundWriter out(STDOUT_FILENO, [](uint64_t) { return std::string(); });
+  StartedDaemon daemon = StartUnlessStopped(loaded.config, signals);
   if (!daemon.ok()) {
+    FlushLog(kLogMax);
+    signals.Release();
     absl::FPrintF(stderr, "ebbtided: %s\n", daemon.status().message());
     const bool is_configuration = daemon.status().code() == absl::StatusCode::kInvalidArgument;
     return is_configuration ? kExitBadConfiguration : kExitFailed;
   }
-  PrintBanner(**daemon, config_source, !loaded.lines.contains("server.listen"));
+  out.Write(Banner(**daemon, config_source, !loaded.lines.contains("server.listen")));
   int signal = 0;
   while ((signal = signals.Wait(kTick)) == 0) {
     (*daemon)->Tick();
   }
   Log(LogLevel::kInfo, "stopping", {{"signal", absl::StrFormat("SIG%s", ::sigabbrev_np(signal))}});
+  limit.EndWithin(loaded.config.server.drain + kTakeDownMax);
   Drain(**daemon, loaded.config.server.drain, signals);
-  signals.Release();
-  const TakeDownLimit limit;
+  limit.EndWithin(kTakeDownMax);
   daemon->reset();
   Log(LogLevel::kInfo, "stopped");
+  FlushLog(kLogMax);
   return 0;
 }
 
@@ -209,6 +291,7 @@ int Run(const Flags& flags) {
 }  // namespace ebbtide::service
 
 int main(int argc, char** argv) {
+  ebbtide::OpenStandardFiles();
   ebbtide::service::TuneMalloc();
   CLI::App app(ebbtide::service::kAbout, "ebbtided");
   ebbtide::service::Flags flags;
@@ -225,5 +308,10 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : ebbtide::service::kExitBadConfiguration;
   }
   flags.has_config_file = file->count() > 0;
-  return ebbtide::service::Run(flags);
+  try {
+    return ebbtide::service::Run(flags);
+  } catch (const std::exception& error) {
+    absl::FPrintF(stderr, "ebbtided: %s\n", error.what());
+    return ebbtide::service::kExitFailed;
+  }
 }

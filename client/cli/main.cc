@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "base/standard_files.h"
 #include "client/cli/demo.h"
 #include "client/cli/interrupt.h"
 #include "client/cli/replay.h"
@@ -204,6 +205,7 @@ int Main(int argc, char** argv) {
 }  // namespace ebbtide::cli
 
 int main(int argc, char** argv) {
+  ebbtide::OpenStandardFiles();
   ebbtide::cli::TuneMalloc();
   try {
     return ebbtide::cli::Main(argc, argv);

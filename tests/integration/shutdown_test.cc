@@ -246,5 +246,21 @@ TEST_F(ShutdownTest, AnswerThatNobodyTakesIsGivenUp) {
   ExpectEndAsAsked();
 }
 
+// Not even one that comes when calls in progress are waited for no more.
+TEST_F(ShutdownTest, SecondSignalCutsNoAnswerOff) {
+  AppendUntil(kChunk);
+  v1::ReadPagesRequest request;
+  request.set_sequence("a");
+  test::Http2Call call(socket(), "/ebbtide.v1.CacheService/ReadPages", request.SerializeAsString());
+  ASSERT_TRUE(call.Await(Http2Frame::kHeaders).has_value());
+  daemon_->Signal(SIGTERM);
+  ASSERT_TRUE(call.Await(Http2Frame::kGoAway).has_value());
+
+  daemon_->Signal(SIGTERM);
+
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(call.RoundTrip());
+  ExpectEndAsAsked();
+}
+
 }  // namespace
 }  // namespace ebbtide

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -39,10 +40,11 @@ class LogTest : public testing::Test {
   }
 
   void SetUpIn(LogForm form, LogLevel level = LogLevel::kInfo) {
-    SetUpLog({.level = level, .form = form, .out = file_});
+    SetUpLog({.level = level, .form = form, .fd = ::fileno(file_)});
   }
 
   std::vector<std::string> Lines() {
+    EXPECT_TRUE(FlushLog(absl::Seconds(10)));
     std::string text;
     std::rewind(file_);
     for (int c = std::fgetc(file_); c != EOF; c = std::fgetc(file_)) {
@@ -142,7 +144,7 @@ TEST_F(LogTest, LinesOfSeveralThreadsStayWhole) {
 }
 
 TEST_F(LogTest, AFileIsNoTerminal) {
-  EXPECT_EQ(LogOptionsFor(LogLevel::kInfo, file_).form, LogForm::kJson);
+  EXPECT_EQ(LogOptionsFor(LogLevel::kInfo, ::fileno(file_)).form, LogForm::kJson);
 }
 
 TEST(ParseLogLevelTest, KnowsTheFourWords) {

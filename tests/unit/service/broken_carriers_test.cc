@@ -117,7 +117,7 @@ TEST(BrokenCarriersTest, SettleWhatAClosedSequenceIsOwed) {
 // A device that fails when told, a clock and carriers that the test moves, and the log in a file.
 class FailingCarriersTest : public testing::Test {
  protected:
-  FailingCarriersTest() { SetUpLog({.form = LogForm::kText, .out = log_}); }
+  FailingCarriersTest() { SetUpLog({.form = LogForm::kText, .fd = ::fileno(log_)}); }
   ~FailingCarriersTest() override {
     SetUpLog(LogOptions{});
     std::fclose(log_);
@@ -130,6 +130,7 @@ class FailingCarriersTest : public testing::Test {
   Stats Counters() { return stand_.engine().GetStats(); }
   // Since it was asked last.
   std::vector<std::string> LogLines() {
+    EXPECT_TRUE(FlushLog(absl::Seconds(10)));
     std::string text;
     std::fseek(log_, read_, SEEK_SET);
     for (int c = std::fgetc(log_); c != EOF; c = std::fgetc(log_))
