@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <malloc.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -79,6 +80,17 @@ void TuneMalloc() {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
   ::mallopt(M_TOP_PAD, 64 << 20);
+}
+
+// A connection, and many a file of the disk tier, each take a descriptor; what most systems allow
+// at first is as low as it is for programs that can't count beyond it.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  Log(LogLevel::kDebug, "the limit on open descriptors is raised",
+      {{"descriptors", limit.rlim_cur}});
 }
 
 struct Flags {
@@ -240,6 +252,7 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
   ::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is a full disk: EFBIG.
   SetUpLog(LogOptionsFor(loaded.config.server.log_level, STDERR_FILENO));
   SendGrpcLogToOurs();
+  RaiseDescriptorLimit();
   TakeDownLimit limit;
   // Whoever reads it may be stuck.
   BackgroundWriter out(STDOUT_FILENO, [](uint64_t) { return std::string(); });

@@ -7,26 +7,20 @@
 #include "service/rpc/server.h"
 
 #include <grpc/grpc.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <utility>
 
-#include "absl/strings/str_format.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
-#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
+#include "grpcpp/server_posix.h"
 
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "service/config/listen.h"
-#include "service/rpc/socket_claim.h"
 
 namespace ebbtide::service {
 namespace {
@@ -35,7 +29,9 @@ constexpr absl::Duration kStuckAfter = absl::Seconds(10);
 // The longest message takes a second over loopback.
 constexpr absl::Duration kReadWithin = absl::Seconds(10);
 // Answers that are made when the server goes have so long to be delivered.
-constexpr std::chrono::seconds kDeliverWithin(5);
+constexpr absl::Duration kDeliverWithin = absl::Seconds(5);
+// Calls that arrive while the server goes have so long to be refused.
+constexpr std::chrono::milliseconds kRefuseWithin(100);
 constexpr uint32_t kWatchersMax = 8;
 constexpr uint64_t kWatchersBytesMax = uint64_t{1} << 20;  // They send a name or two.
 constexpr int kSpareThreads = 16;  // For refusing, reflection and gRPC's own polling.
@@ -53,48 +49,11 @@ uint64_t BytesInProgressMax(const ServerConfig& config) {
   return BytesArrivingMax(config) + 4 * kParsedBytesBesides;
 }
 
-// New files are this user's alone for as long as this lives. The mask is the whole process's.
-class PrivateFiles {
- public:
-  PrivateFiles() : before_(::umask(0177)) {}
-  ~PrivateFiles() { ::umask(before_); }
-  PrivateFiles(const PrivateFiles&) = delete;
-  PrivateFiles& operator=(const PrivateFiles&) = delete;
-
- private:
-  mode_t before_;
-};
-
 // gRPC 1.51 goes down with its last server, and then waits up to 10 s for a poller of its own that
 // a long write began. With one more user it stays up until the process ends.
 void KeepGrpcUp() {
   static const bool kIsUp = (grpc_init(), true);
   static_cast<void>(kIsUp);
-}
-
-// gRPC logs why it can't listen and doesn't tell: try again by hand for the system's words.
-absl::Status WhyNot(const ListenConfig& listen) {
-  const std::string place = FormatListen(listen);
-  if (!listen.socket_path.empty()) {
-    return absl::UnavailableError(absl::StrFormat("can't listen at %s", place));
-  }
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const std::string port = absl::StrFormat("%d", listen.port);
-  if (const int error = ::getaddrinfo(listen.host.c_str(), port.c_str(), &hints, &found);
-      error != 0) {
-    return absl::UnavailableError(
-        absl::StrFormat("can't listen at %s: %s", place, ::gai_strerror(error)));
-  }
-  const int fd = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int error = fd < 0 || ::bind(fd, found->ai_addr, found->ai_addrlen) != 0 ? errno : 0;
-  ::freeaddrinfo(found);
-  if (fd >= 0) {
-    ::close(fd);
-  }
-  return error == 0 ? absl::UnavailableError(absl::StrFormat("can't listen at %s", place))
-                    : absl::ErrnoToStatus(error, absl::StrFormat("can't listen at %s", place));
 }
 
 }  // namespace
@@ -130,21 +89,10 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const ServerConfig&
                                                              Clock& clock) {
   // No make_unique: the constructor is private.
   std::unique_ptr<RpcServer> server(new RpcServer(config, std::move(facts), engine, clock));
-  EBBTIDE_RETURN_IF_ERROR(server->Bind(config));
+  EBBTIDE_ASSIGN_OR_RETURN(server->listener_, Listener::Open(config.listen));
+  EBBTIDE_RETURN_IF_ERROR(server->Start(config));
   server->SetHealth(true);
   return server;
-}
-
-absl::Status RpcServer::Bind(const ServerConfig& config) {
-  if (config.listen.socket_path.empty()) {
-    return Start(config);
-  }
-  EBBTIDE_ASSIGN_OR_RETURN(const SocketClaim claim, SocketClaim::Take(config.listen.socket_path));
-  {
-    const PrivateFiles private_files;
-    EBBTIDE_RETURN_IF_ERROR(Start(config));
-  }
-  return claim.SetMode(config.listen.socket_mode);
 }
 
 absl::Status RpcServer::Start(const ServerConfig& config) {
@@ -152,9 +100,6 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  int port = 0;
-  const std::string place = FormatListen(config.listen);
-  builder.AddListeningPort(place, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&cache_service_);
   builder.RegisterService(&stats_service_);
   const auto message_bytes_max = static_cast<int>(config.message_bytes_max);
@@ -166,8 +111,6 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
-  // Otherwise two daemons share a port and each call goes to either.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // One client alone can't hold all threads; what it calls beyond this waits on its own side.
   const auto calls_max = static_cast<int>(config.calls_in_flight_max);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
@@ -181,21 +124,22 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   quota.SetMaxThreads(calls_max + static_cast<int>(kWatchersMax) + kSpareThreads);
   builder.SetResourceQuota(quota);
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || (config.listen.socket_path.empty() && port == 0)) {
-    return WhyNot(config.listen);
-  }
-  ListenConfig listening = config.listen;
-  if (listening.socket_path.empty()) {
-    listening.port = static_cast<uint16_t>(port);
-  }
-  const std::string prefix = listening.socket_path.empty() ? "tcp:" : "";
-  facts_.transports = {prefix + FormatListen(listening)};
+  if (server_ == nullptr) return absl::UnavailableError("gRPC does not start");
+  const std::string prefix = config.listen.socket_path.empty() ? "tcp:" : "";
+  facts_.transports = {prefix + FormatListen(listener_->place())};
+  listener_->Accept([server = server_.get()](int connection) {
+    grpc::AddInsecureChannelFromFd(server, connection);
+  });
   return absl::OkStatus();
 }
 
 RpcServer::~RpcServer() {
   if (server_ != nullptr) {
-    server_->Shutdown(std::chrono::system_clock::now() + kDeliverWithin);
+    listener_->Close();
+    unread_.WaitUntilRead(kDeliverWithin);
+    // gRPC waits for connections too, and a worker that does nothing looks at its own every 5 s.
+    listener_->HangUp();
+    server_->Shutdown(std::chrono::system_clock::now() + kRefuseWithin);
     server_->Wait();
   }
 }
@@ -214,8 +158,20 @@ void RpcServer::SetHealth(bool is_serving) {
 
 void RpcServer::RefreshHealth() {
   if (!admission_.is_closed()) {
-    SetHealth(admission_.StuckFor() < kStuckAfter && !engine_.is_device_lost());
+    const bool can_connect = CanConnect();
+    SetHealth(can_connect && admission_.StuckFor() < kStuckAfter && !engine_.is_device_lost());
   }
+}
+
+bool RpcServer::CanConnect() {
+  const absl::Status status = listener_->Refresh();
+  std::string why(status.message());
+  if (why != why_nobody_connects_) {
+    if (!status.ok()) Log(LogLevel::kError, "nobody can connect", {{"why", why}});
+    if (status.ok()) Log(LogLevel::kInfo, "clients can connect again");
+  }
+  why_nobody_connects_ = std::move(why);
+  return status.ok();
 }
 
 int RpcServer::CutOffUnread() {

@@ -18,6 +18,7 @@
 #include "service/engine.h"
 #include "service/rpc/admission.h"
 #include "service/rpc/cache_service.h"
+#include "service/rpc/listener.h"
 #include "service/rpc/refusals.h"
 #include "service/rpc/server_facts.h"
 #include "service/rpc/stats_service.h"
@@ -42,7 +43,7 @@ class RpcServer {
   std::string target() const;  // What a client dials: "unix:/…", "127.0.0.1:50051".
 
   // CacheService is not healthy while as many calls as may be are in progress and none has ended
-  // for ten seconds. Called now and then.
+  // for ten seconds, nor while nobody can connect. Called now and then.
   void RefreshHealth();
 
   // Ends calls whose answers nobody has read for ten seconds, counted as ANSWER_UNREAD; returns how
@@ -57,7 +58,7 @@ class RpcServer {
  private:
   RpcServer(const ServerConfig& config, ServerFacts facts, Engine& engine, Clock& clock);
   absl::Status Start(const ServerConfig& config);
-  absl::Status Bind(const ServerConfig& config);
+  bool CanConnect();
   void SetHealth(bool is_serving);
 
   ServerFacts facts_;
@@ -69,6 +70,8 @@ class RpcServer {
   CacheService cache_service_;
   StatsService stats_service_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Listener> listener_;
+  std::string why_nobody_connects_;  // As of the newest look.
 };
 
 }  // namespace ebbtide::service

@@ -13,11 +13,14 @@ using grpc::experimental::ServerRpcInfo;
 class UnreadAnswers::WatchedCall final : public grpc::experimental::Interceptor {
  public:
   WatchedCall(UnreadAnswers& answers, ServerRpcInfo& call)
-      : answers_(answers), call_(call.server_context()) {
+      : answers_(answers),
+        call_(call.server_context()),
+        is_stream_(call.type() != ServerRpcInfo::Type::UNARY) {
+    if (!is_stream_) answers_.Arrive();
     // A stream of reflection holds a thread all the while.
     if (call.type() == ServerRpcInfo::Type::BIDI_STREAMING) answers_.Begin(call_);
   }
-  ~WatchedCall() override { answers_.End(call_); }
+  ~WatchedCall() override { answers_.End(call_, is_stream_); }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
@@ -29,6 +32,7 @@ class UnreadAnswers::WatchedCall final : public grpc::experimental::Interceptor 
  private:
   UnreadAnswers& answers_;
   grpc::ServerContextBase* const call_;
+  const bool is_stream_;
 };
 
 class UnreadAnswers::Watcher final : public grpc::experimental::ServerInterceptorFactoryInterface {
@@ -66,14 +70,26 @@ int UnreadAnswers::CutOff(absl::Duration patience) {
   return count;
 }
 
+void UnreadAnswers::WaitUntilRead(absl::Duration patience) {
+  const absl::MutexLock lock(&mu_);
+  const auto is_read = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return calls_ == 0; };
+  mu_.AwaitWithTimeout(absl::Condition(&is_read), patience);
+}
+
+void UnreadAnswers::Arrive() {
+  const absl::MutexLock lock(&mu_);
+  ++calls_;
+}
+
 void UnreadAnswers::Begin(grpc::ServerContextBase* call) {
   const absl::MutexLock lock(&mu_);
   since_.try_emplace(call, clock_.SinceStart());
 }
 
-void UnreadAnswers::End(grpc::ServerContextBase* call) {
+void UnreadAnswers::End(grpc::ServerContextBase* call, bool is_stream) {
   const absl::MutexLock lock(&mu_);
   since_.erase(call);
+  if (!is_stream) --calls_;
 }
 
 }  // namespace ebbtide::service

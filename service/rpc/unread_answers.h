@@ -31,15 +31,20 @@ class UnreadAnswers {
   // for so long; returns how many.
   int CutOff(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Waits until every call that is no stream is answered and its answer read, at most `patience`.
+  void WaitUntilRead(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
+
  private:
   class WatchedCall;
   class Watcher;
 
+  void Arrive() ABSL_LOCKS_EXCLUDED(mu_);
   void Begin(grpc::ServerContextBase* call) ABSL_LOCKS_EXCLUDED(mu_);
-  void End(grpc::ServerContextBase* call) ABSL_LOCKS_EXCLUDED(mu_);
+  void End(grpc::ServerContextBase* call, bool is_stream) ABSL_LOCKS_EXCLUDED(mu_);
 
   Clock& clock_;
   absl::Mutex mu_;
+  int calls_ ABSL_GUARDED_BY(mu_) = 0;  // No streams.
   absl::flat_hash_map<grpc::ServerContextBase*, absl::Duration> since_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -9,7 +9,11 @@
 #include <functional>
 #include <future>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/synchronization/blocking_counter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -166,6 +170,11 @@ class ShutdownTest : public testing::Test {
            has_come;
   }
 
+  // From then on answers have five seconds to be taken.
+  void AwaitNobodyListening() const {
+    ASSERT_TRUE(test::ComesTrue([this] { return !std::filesystem::exists(socket()); }));
+  }
+
   void ExpectEndAsAsked() {
     EXPECT_EQ(daemon_->WaitForEnd(), 0) << daemon_->ReadStderr();
     EXPECT_FALSE(std::filesystem::exists(socket()));
@@ -214,7 +223,7 @@ TEST_F(ShutdownTest, AnswerOnItsWayArrivesWhole) {
 
   daemon_->Signal(SIGTERM);
 
-  ASSERT_TRUE(call.Await(Http2Frame::kGoAway).has_value());
+  AwaitNobodyListening();
   // A while later, and yet before it is given up.
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(call.RoundTrip());
   call.TakeAnswer();
@@ -233,6 +242,47 @@ TEST_F(ShutdownTest, AnswerOnItsWayArrivesWhole) {
   ExpectEndAsAsked();
 }
 
+// Whoever calls all the while is answered until nobody is there.
+TEST_F(ShutdownTest, EveryCallIsAnsweredOrFindsNobody) {
+  constexpr int kWorkers = 4;
+  absl::BlockingCounter begun(kWorkers);
+  std::vector<std::thread> workers;
+  for (int i = 0; i < kWorkers; ++i) {
+    workers.emplace_back([this, &begun] {
+      const auto cache = v1::CacheService::NewStub(Connect());
+      v1::CloseSequenceRequest request;
+      request.set_sequence("nobody's");
+      bool is_first = true;
+      while (true) {
+        grpc::ClientContext context;
+        v1::CloseSequenceResponse response;
+        const grpc::Status status = cache->CloseSequence(&context, request, &response);
+        if (std::exchange(is_first, false)) begun.DecrementCount();
+        if (status.error_code() == grpc::StatusCode::NOT_FOUND) continue;
+        EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+        if (context.GetServerTrailingMetadata().count("ebbtide-reason") == 0) break;
+      }
+    });
+  }
+  begun.Wait();
+
+  daemon_->Signal(SIGTERM);
+
+  for (std::thread& worker : workers) worker.join();
+  ExpectEndAsAsked();
+}
+
+// gRPC alone would wait for it.
+TEST_F(ShutdownTest, ConnectionThatDoesNothingKeepsNobodyWaiting) {
+  AppendUntil(kChunk);  // The connection that did this is there still.
+  const auto begin = std::chrono::steady_clock::now();
+
+  daemon_->Signal(SIGTERM);
+
+  ExpectEndAsAsked();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
 // A worker that hangs does not keep the daemon from its end.
 TEST_F(ShutdownTest, AnswerThatNobodyTakesIsGivenUp) {
   AppendUntil(kChunk);
@@ -240,6 +290,21 @@ TEST_F(ShutdownTest, AnswerThatNobodyTakesIsGivenUp) {
   request.set_sequence("a");
   test::Http2Call call(socket(), "/ebbtide.v1.CacheService/ReadPages", request.SerializeAsString());
   ASSERT_TRUE(call.Await(Http2Frame::kHeaders).has_value());
+
+  daemon_->Signal(SIGTERM);
+
+  ExpectEndAsAsked();
+}
+
+// Not even where the connection takes no more.
+TEST_F(ShutdownTest, ConnectionThatNobodyReadsIsGivenUp) {
+  AppendUntil(4 * kChunk);  // 2 MiB, where a socket takes less.
+  v1::ReadPagesRequest request;
+  request.set_sequence("a");
+  test::Http2Call call(socket(), "/ebbtide.v1.CacheService/ReadPages", request.SerializeAsString());
+  ASSERT_TRUE(call.Await(Http2Frame::kHeaders).has_value());
+  call.TakeAnswer();
+  ASSERT_TRUE(call.Await(Http2Frame::kData).has_value());
 
   daemon_->Signal(SIGTERM);
 
@@ -254,7 +319,7 @@ TEST_F(ShutdownTest, SecondSignalCutsNoAnswerOff) {
   test::Http2Call call(socket(), "/ebbtide.v1.CacheService/ReadPages", request.SerializeAsString());
   ASSERT_TRUE(call.Await(Http2Frame::kHeaders).has_value());
   daemon_->Signal(SIGTERM);
-  ASSERT_TRUE(call.Await(Http2Frame::kGoAway).has_value());
+  AwaitNobodyListening();
 
   daemon_->Signal(SIGTERM);
 
