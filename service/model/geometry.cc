@@ -2,6 +2,7 @@
 
 #include "service/model/geometry.h"
 
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -13,10 +14,15 @@
 namespace ebbtide::service {
 namespace {
 
-absl::Status OutOfRange(std::string_view field, double value, std::string_view limit) {
+absl::Status OutOfRange(std::string_view field, const std::string& value, std::string_view limit) {
   return Refuse(absl::StatusCode::kInvalidArgument, "GEOMETRY_INVALID",
                 absl::StrCat("geometry: ", std::string(field), " is ", value, "; it must be ",
                              std::string(limit)));
+}
+absl::Status OutOfRange(std::string_view field, int value, std::string_view limit) {
+  // A larger number does not fit, and comes as this.
+  const bool is_most = value == std::numeric_limits<int>::max();
+  return OutOfRange(field, absl::StrCat(value, is_most ? " or more" : ""), limit);
 }
 
 }  // namespace
@@ -52,7 +58,8 @@ absl::Status Geometry::Validate() const {
     return OutOfRange("page_tokens", page_tokens, "16, 32 or 64");
   }
   if (!(scale >= 1 / kScaleMax && scale <= kScaleMax)) {
-    return OutOfRange("scale", scale, "2^-20 to 2^20 (0 on the wire: 1 / sqrt(head_dim))");
+    return OutOfRange("scale", absl::StrCat(scale),
+                      "2^-20 to 2^20 (0 on the wire: 1 / sqrt(head_dim))");
   }
   return absl::OkStatus();
 }

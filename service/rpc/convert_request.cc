@@ -3,6 +3,8 @@
 #include "service/rpc/convert_request.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -48,6 +50,12 @@ int Clamped(uint32_t value) {
   return static_cast<int>(std::min<uint32_t>(value, std::numeric_limits<int>::max()));
 }
 
+// As many digits as tell it from every other number.
+std::string ExactText(double value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
 // ⌈percent · of / 100⌉; a product that is whole but for its rounding counts as whole.
 double TokensOfPercent(double percent, uint32_t of_tokens) {
   const double exact = percent * of_tokens / 100;
@@ -63,9 +71,9 @@ absl::StatusOr<uint32_t> ReadBudget(const v1::Budget& budget) {
     const double percent = budget.percent().percent();
     if (!(percent > 0 && percent <= 100) || budget.percent().of_tokens() == 0) {
       return Invalid("BUDGET_INVALID",
-                     absl::StrFormat("budget is %g %% of %d tokens; percent must be over 0 and at "
+                     absl::StrFormat("budget is %s %% of %d tokens; percent must be over 0 and at "
                                      "most 100, of_tokens at least 1",
-                                     percent, budget.percent().of_tokens()));
+                                     ExactText(percent), budget.percent().of_tokens()));
     }
     return static_cast<uint32_t>(TokensOfPercent(percent, budget.percent().of_tokens()));
   }
@@ -208,21 +216,21 @@ absl::StatusOr<StepRequest> ReadStep(const Request& message) {
 
 }  // namespace
 
-absl::Status CheckName(std::string_view what, std::string_view name) {
+absl::Status CheckName(std::string_view what, std::string_view name, std::string_view reason) {
   if (name.empty() || name.size() > kNameBytesMax) {
-    return Invalid("NAME_INVALID", absl::StrFormat("%s has %d bytes; it needs 1 to %d", what,
-                                                   name.size(), kNameBytesMax));
+    return Invalid(reason, absl::StrFormat("%s has %d bytes; it needs 1 to %d", what, name.size(),
+                                           kNameBytesMax));
   }
   if (!IsPrintable(name)) {
-    return Invalid("NAME_INVALID",
+    return Invalid(reason,
                    absl::StrFormat("%s \"%s\" holds a character that is not printable ASCII", what,
                                    absl::CHexEscape(absl::string_view(name.data(), name.size()))));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckText(std::string_view what, std::string_view text) {
-  return text.empty() ? absl::OkStatus() : CheckName(what, text);
+absl::Status CheckText(std::string_view what, std::string_view text, std::string_view reason) {
+  return text.empty() ? absl::OkStatus() : CheckName(what, text, reason);
 }
 
 absl::StatusOr<Geometry> ReadGeometry(const v1::Geometry& message) {
@@ -244,9 +252,9 @@ absl::StatusOr<Geometry> ReadGeometry(const v1::Geometry& message) {
 absl::StatusOr<OpenArgs> ReadOpen(const v1::OpenSequenceRequest& message) {
   EBBTIDE_RETURN_IF_ERROR(CheckName("sequence", message.sequence()));
   EBBTIDE_RETURN_IF_ERROR(CheckName("model", message.model()));
-  EBBTIDE_RETURN_IF_ERROR(CheckText("policy", message.policy()));
-  EBBTIDE_RETURN_IF_ERROR(CheckText("prefill", message.prefill()));
-  EBBTIDE_RETURN_IF_ERROR(CheckText("recall", message.recall()));
+  EBBTIDE_RETURN_IF_ERROR(CheckText("policy", message.policy(), "POLICY_INVALID"));
+  EBBTIDE_RETURN_IF_ERROR(CheckText("prefill", message.prefill(), "PREFILL_INVALID"));
+  EBBTIDE_RETURN_IF_ERROR(CheckText("recall", message.recall(), "RECALL_INVALID"));
   if (!v1::Queries_IsValid(message.queries())) {
     return Invalid("QUERIES_UNKNOWN",
                    absl::StrFormat("queries is %d; known are QUERIES_EVERY_STEP (1) and "

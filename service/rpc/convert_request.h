@@ -26,10 +26,12 @@ inline constexpr size_t kNameBytesMax = 256;
 inline constexpr int kItemsMax = 4096;  // Of one Append or Attend.
 inline constexpr uint32_t kListPageSizeMax = 1000;
 
-// 1 to 256 bytes of printable ASCII. `what` names the field in the message.
-absl::Status CheckName(std::string_view what, std::string_view name);
+// 1 to 256 bytes of printable ASCII. `what` names the field in the message, `reason` the refusal.
+absl::Status CheckName(std::string_view what, std::string_view name,
+                       std::string_view reason = "NAME_INVALID");
 // The same, or nothing: policies, modes and fingerprints.
-absl::Status CheckText(std::string_view what, std::string_view text);
+absl::Status CheckText(std::string_view what, std::string_view text,
+                       std::string_view reason = "NAME_INVALID");
 
 // With its defaults filled in. Limits are left to Geometry::Validate.
 absl::StatusOr<Geometry> ReadGeometry(const v1::Geometry& message);

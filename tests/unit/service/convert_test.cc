@@ -340,6 +340,8 @@ TEST(ReadOpenTest, BudgetMustBeGivenAndMakeSense) {
     request.mutable_budget()->mutable_percent()->set_of_tokens(100);
     EXPECT_THAT(ReadOpen(request), IsInvalid("BUDGET_INVALID", "must be over 0")) << percent;
   }
+  request.mutable_budget()->mutable_percent()->set_percent(100.0000001);
+  EXPECT_THAT(ReadOpen(request), IsInvalid("BUDGET_INVALID", "is 100.0000001 % of 100 tokens"));
   request.mutable_budget()->mutable_percent()->set_percent(20);
   request.mutable_budget()->mutable_percent()->set_of_tokens(0);
   EXPECT_THAT(ReadOpen(request), IsInvalid("BUDGET_INVALID", "of_tokens at least 1"));
@@ -354,7 +356,15 @@ TEST(ReadOpenTest, UnknownWordsAndLimitsAreRefused) {
   EXPECT_THAT(ReadOpen(request), IsInvalid("TIMEOUT_TOO_LONG", "18446744073709551615"));
   request = OpenOf(64);
   request.set_policy("h2o\n");
-  EXPECT_THAT(ReadOpen(request), IsInvalid("NAME_INVALID", "policy \"h2o\\n\""));
+  EXPECT_THAT(ReadOpen(request), IsInvalid("POLICY_INVALID", "policy \"h2o\\n\""));
+  request.set_policy(std::string(257, '('));
+  EXPECT_THAT(ReadOpen(request), IsInvalid("POLICY_INVALID", "policy has 257 bytes"));
+  request = OpenOf(64);
+  request.set_prefill(std::string(257, '('));
+  EXPECT_THAT(ReadOpen(request), IsInvalid("PREFILL_INVALID", "prefill has 257 bytes"));
+  request = OpenOf(64);
+  request.set_recall(std::string(257, '('));
+  EXPECT_THAT(ReadOpen(request), IsInvalid("RECALL_INVALID", "recall has 257 bytes"));
   request = OpenOf(64);
   request.set_model("");
   EXPECT_THAT(ReadOpen(request), IsInvalid("NAME_INVALID", "model has 0 bytes"));

@@ -95,6 +95,9 @@ TEST(GeometryTest, FieldBeyondItsLimitIsNamedWithValueAndLimit) {
   for (const Case& wrong : {
            Case{With(&Geometry::layers, 0), "layers", "0", "1 to 1024"},
            Case{With(&Geometry::layers, 1025), "layers", "1025", "1 to 1024"},
+           Case{With(&Geometry::layers, 1234567), "layers", "1234567", "1 to 1024"},
+           Case{With(&Geometry::layers, std::numeric_limits<int>::max()), "layers",
+                "2147483647 or more", "1 to 1024"},
            Case{With(&Geometry::kv_heads, 0), "kv_heads", "0", "1 to 1024"},
            Case{wide, "kv_heads", "1025", "1 to 1024"},
            Case{With(&Geometry::query_heads, 1), "query_heads", "1", "a multiple of kv_heads (2)"},
