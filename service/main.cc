@@ -42,6 +42,8 @@ constexpr int kExitFailed = 1;
 constexpr int kExitBadConfiguration = 2;
 constexpr absl::Duration kTick = absl::Seconds(1);
 constexpr absl::Duration kTakeDownMax = absl::Seconds(10);
+constexpr int kFreedBytesMax = 256 << 20;  // As long as the longest message by default.
+constexpr absl::Duration kTrimPause = absl::Seconds(10);
 constexpr absl::Duration kStartQuiet = absl::Seconds(5);
 constexpr absl::Duration kLogMax = absl::Seconds(1);  // For what is not written at the end.
 
@@ -78,9 +80,29 @@ Examples
 void TuneMalloc() {
   ::mallopt(M_ARENA_MAX, std::max(2, AvailableCpus() / 2));
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, kFreedBytesMax);
   ::mallopt(M_TOP_PAD, 64 << 20);
 }
+
+// Gives memory back that was freed and is kept where no message needs it any more, as after many
+// clients that read nothing: glibc does so by itself at the heap's end alone.
+class HeapTrim {
+ public:
+  // Called now and then. Never twice in ten seconds: what is given back is faulted in anew.
+  void Refresh() {
+    const absl::Duration now = SteadyClock().SinceStart();
+    const size_t freed = ::mallinfo2().fordblks;
+    given_back_ = std::min(given_back_, freed);
+    if (now < next_ || freed - given_back_ < kFreedBytesMax) return;
+    next_ = now + kTrimPause;
+    ::malloc_trim(0);
+    given_back_ = ::mallinfo2().fordblks;
+  }
+
+ private:
+  absl::Duration next_ = -absl::InfiniteDuration();
+  size_t given_back_ = 0;  // Of what is free.
+};
 
 // A connection, and many a file of the disk tier, each take a descriptor; what most systems allow
 // at first is as low as it is for programs that can't count beyond it.
@@ -266,8 +288,10 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
   }
   out.Write(Banner(**daemon, config_source, !loaded.lines.contains("server.listen")));
   int signal = 0;
+  HeapTrim heap;
   while ((signal = signals.Wait(kTick)) == 0) {
     (*daemon)->Tick();
+    heap.Refresh();
   }
   Log(LogLevel::kInfo, "stopping", {{"signal", absl::StrFormat("SIG%s", ::sigabbrev_np(signal))}});
   limit.EndWithin(loaded.config.server.drain + kTakeDownMax);
