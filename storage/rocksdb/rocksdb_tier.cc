@@ -296,11 +296,11 @@ TierUsage RocksdbTier::Usage() const {
 }
 
 TierRoom RocksdbTier::Room(std::span<const uint64_t> record_bytes) const {
-  TierRoom room{.free_bytes = budget_.free_bytes(), .sizes = {}};
+  std::vector<uint64_t> slot_bytes;
   for (const uint64_t bytes : record_bytes) {
-    room.sizes.push_back(slots_.Room(RoundUp(std::max<uint64_t>(bytes, 1), kRecordAlignment)));
+    slot_bytes.push_back(RoundUp(std::max<uint64_t>(bytes, 1), kRecordAlignment));
   }
-  return room;
+  return slots_.Room(slot_bytes);
 }
 
 }  // namespace ebbtide::storage

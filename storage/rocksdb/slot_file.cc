@@ -15,33 +15,40 @@ namespace ebbtide::storage {
 
 absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes) {
   SegmentShape shape = {.slot_bytes = slot_bytes, .slots = SlotsPerSegment(slot_bytes)};
-  {
-    absl::MutexLock lock(&mu_);
-    SizeClass& size_class = classes_[slot_bytes];
-    // One segment at a time: two made for two waiting records would both stay half empty.
-    const auto can_go_on = [](SizeClass* c) { return !c->is_growing || !c->with_room.empty(); };
-    mu_.Await(absl::Condition(+can_go_on, &size_class));
-    if (const auto place = Take(size_class)) return *place;
-    size_class.is_growing = true;
-    shape.id = next_segment_++;
-  }
-  // However this ends, others may try.
-  const absl::Cleanup has_tried = [&] {
+  EBBTIDE_ASSIGN_OR_RETURN(const std::optional<SlotPlace> place, TakeOrGrow(shape));
+  if (place) return *place;
+  absl::Cleanup give_up = [&] {  // However it fails, others may try.
     absl::MutexLock lock(&mu_);
     classes_.find(slot_bytes)->second.is_growing = false;
+    options_.budget.Release(ChargeBytes(shape));
   };
-  const uint64_t charge_bytes = ChargeBytes(shape);
-  std::optional<ByteCharge> charge = ByteCharge::Try(options_.budget, charge_bytes);
-  if (!charge) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rocksdb tier: a slot file of ", charge_bytes, " B with its index entries is over budget, ",
-        options_.budget.free_bytes(), " B of ", options_.budget.limit_bytes(),
-        " B free; evict first, or raise rocksdb.budget"));
-  }
   EBBTIDE_ASSIGN_OR_RETURN(std::shared_ptr<Segment> segment,
                            Segment::Create(folder_, shape, options_.calls, buffers_));
-  charge->KeepAll();  // Until it is deleted.
+  std::move(give_up).Cancel();  // Charged until it is deleted.
   return TakeFirst(shape, std::move(segment));
+}
+
+absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& shape) {
+  absl::MutexLock lock(&mu_);
+  SizeClass& size_class = classes_[shape.slot_bytes];
+  // One segment at a time: two made for two waiting records would both stay half empty.
+  const auto can_go_on = [](SizeClass* c) { return !c->is_growing || !c->with_room.empty(); };
+  const auto are_deleted = [](uint64_t* bytes) { return *bytes == 0; };
+  for (;;) {
+    mu_.Await(absl::Condition(+can_go_on, &size_class));
+    if (const auto place = Take(size_class)) return place;
+    if (options_.budget.TryCharge(ChargeBytes(shape))) break;
+    if (deleting_bytes_ == 0) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "rocksdb tier: a slot file of ", ChargeBytes(shape),
+          " B with its index entries is over budget, ", options_.budget.free_bytes(), " B of ",
+          options_.budget.limit_bytes(), " B free; evict first, or raise rocksdb.budget"));
+    }
+    mu_.Await(absl::Condition(+are_deleted, &deleting_bytes_));  // Theirs may be enough.
+  }
+  size_class.is_growing = true;
+  shape.id = next_segment_++;
+  return std::optional<SlotPlace>();
 }
 
 SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
@@ -54,6 +61,7 @@ SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
   size_class.with_room.insert({.free_slots = shape.slots, .id = shape.id});
   size_class.slots += shape.slots;
   size_class.free_slots += shape.slots;
+  size_class.is_growing = false;
   return *Take(size_class);
 }
 
@@ -80,13 +88,18 @@ uint32_t SlotFiles::SlotsPerSegment(uint64_t slot_bytes) const {
   return static_cast<uint32_t>(std::max<uint64_t>(options_.segment_bytes_max / slot_bytes, 1));
 }
 
-SizeRoom SlotFiles::Room(uint64_t slot_bytes) const {
-  SegmentShape shape = {.slot_bytes = slot_bytes, .slots = SlotsPerSegment(slot_bytes)};
-  SizeRoom room{.run_records = shape.slots, .run_bytes = ChargeBytes(shape)};
+TierRoom SlotFiles::Room(std::span<const uint64_t> slot_bytes) const {
   absl::MutexLock lock(&mu_);
-  if (const auto found = classes_.find(slot_bytes); found != classes_.end()) {
-    room.held = found->second.slots - found->second.free_slots;
-    room.kept = found->second.slots;
+  TierRoom room{.free_bytes = options_.budget.free_bytes() + deleting_bytes_, .sizes = {}};
+  for (const uint64_t bytes : slot_bytes) {
+    const SegmentShape shape = {.slot_bytes = bytes, .slots = SlotsPerSegment(bytes)};
+    SizeRoom& size = room.sizes.emplace_back(
+        SizeRoom{.run_records = shape.slots, .run_bytes = ChargeBytes(shape)});
+    const auto found = classes_.find(bytes);
+    if (found == classes_.end()) continue;
+    const SizeClass& size_class = found->second;
+    size.held = size_class.slots - size_class.free_slots;
+    size.kept = size_class.slots + (size_class.is_growing ? shape.slots : 0);
   }
   return room;
 }
@@ -145,6 +158,7 @@ void SlotFiles::Return(const SlotPlace& place, Emptied& emptied) {
   }
   size_class.slots -= shape.slots;
   size_class.free_slots -= shape.slots;
+  deleting_bytes_ += ChargeBytes(shape);
   emptied.push_back(std::move(holding.segment));
   segments_.erase(found);
 }
@@ -153,7 +167,9 @@ void SlotFiles::Delete(Emptied emptied) {
   for (std::shared_ptr<Segment>& segment : emptied) {
     const uint64_t charge_bytes = ChargeBytes(segment->shape());
     segment.reset();  // No reader holds it any more: the file goes here, then its charge.
+    absl::MutexLock lock(&mu_);
     options_.budget.Release(charge_bytes);
+    deleting_bytes_ -= charge_bytes;
   }
 }
 

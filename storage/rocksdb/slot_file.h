@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -71,8 +72,9 @@ class SlotFiles {
   // The segment of an allocated slot; null where there is none of this number.
   std::shared_ptr<Segment> Find(uint32_t segment) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // As Tier::Room, for records that fill slots of `slot_bytes`.
-  SizeRoom Room(uint64_t slot_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+  // As Tier::Room, for records that fill slots of each of `slot_bytes`; one moment's whole picture.
+  // A segment that is being made is there, one that is being deleted is not.
+  TierRoom Room(std::span<const uint64_t> slot_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // A slot's share of the index, charged with it, so that a free slot can always be used.
   static uint64_t EntryBytes(uint64_t slot_bytes) { return 2048 + slot_bytes / 128; }
@@ -92,7 +94,7 @@ class SlotFiles {
     absl::btree_set<WithRoom> with_room;
     uint64_t slots = 0;
     uint64_t free_slots = 0;
-    bool is_growing = false;
+    bool is_growing = false;  // A segment is charged and being made.
   };
   struct Freed {
     uint64_t epoch;
@@ -110,7 +112,11 @@ class SlotFiles {
 
   std::optional<SlotPlace> Take(SizeClass& size_class) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Return(const SlotPlace& place, Emptied& emptied) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of a new segment.
+  // A slot that is there; where there is none, charges a segment, numbers it, and leaves it to the
+  // caller to make.
+  absl::StatusOr<std::optional<SlotPlace>> TakeOrGrow(SegmentShape& shape) ABSL_LOCKS_EXCLUDED(mu_);
+  // Of a new segment, which is one that is being made no more. Memory that runs out half-way ends
+  // the process: half an insertion would lose its slots.
   SlotPlace TakeFirst(const SegmentShape& shape, std::shared_ptr<Segment> segment) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
@@ -130,6 +136,7 @@ class SlotFiles {
   absl::node_hash_map<uint64_t, SizeClass> classes_ ABSL_GUARDED_BY(mu_);  // By slot bytes.
   absl::btree_set<uint64_t> readers_ ABSL_GUARDED_BY(mu_);                 // Their epochs.
   std::vector<Freed> freed_ ABSL_GUARDED_BY(mu_);                          // In order of epochs.
+  uint64_t deleting_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Charged until their files are gone.
 };
 
 }  // namespace ebbtide::storage

@@ -26,6 +26,7 @@ bool Fails(int error) {
 }  // namespace
 
 int FaultyFileCalls::Open(const char* path, int flags) {
+  if (on_open) on_open();
   if (open_throws) throw std::bad_alloc();
   if (Fails(open_error)) return -1;
   if (refuse_direct && (flags & O_DIRECT) != 0) {
@@ -62,6 +63,7 @@ int FaultyFileCalls::Sync(int fd) {
 }
 
 int FaultyFileCalls::Unlink(const char* path) {
+  if (on_unlink) on_unlink();
   return Fails(unlink_error) ? -1 : Kernel().Unlink(path);
 }
 

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 
 #include "storage/rocksdb/file_calls.h"
 
@@ -27,6 +28,10 @@ class FaultyFileCalls final : public storage::FileCalls {
   std::atomic<bool> open_throws = false;  // As where memory runs out.
   std::atomic<bool> write_throws = false;
   std::atomic<bool> short_transfers = false;  // Reads and writes move a part at a time.
+
+  // Run first, where set; set before others call.
+  std::function<void()> on_open = nullptr;
+  std::function<void()> on_unlink = nullptr;
 
   // How often each was called.
   std::atomic<int> reads = 0;

@@ -20,6 +20,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -33,6 +35,7 @@ namespace {
 
 using test::StatusIs;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr uint64_t kSlotBytes = 16384;
@@ -253,6 +256,46 @@ TEST_F(SlotFilesTest, ThreadsShareOneNewSegment) {
   }
 
   EXPECT_EQ(Files(), 1u);
+}
+
+// Slots of the size that could be taken in all.
+uint64_t SlotsIn(const SlotFiles& files) {
+  const TierRoom room = files.Room({&kSlotBytes, 1});
+  const SizeRoom& size = room.sizes.front();
+  return size.kept + room.free_bytes / size.run_bytes * size.run_records;
+}
+
+TEST_F(SlotFilesTest, RoomIsNoneTheLessWhileAFileIsMadeOrDeleted) {
+  std::vector<uint64_t> looks;
+  calls_.on_open = calls_.on_unlink = [&] { looks.push_back(SlotsIn(*slots_)); };
+
+  slots_->Free(Take());
+
+  EXPECT_THAT(looks, ElementsAre(64 * 4, 64 * 4));
+  calls_.on_open = nullptr;
+  calls_.allocate_error = ENOSPC;
+  EXPECT_FALSE(slots_->Allocate(kSlotBytes).ok());
+  EXPECT_EQ(SlotsIn(*slots_), 64U * 4);
+}
+
+TEST_F(SlotFilesTest, SlotFileThatIsBeingDeletedIsRoomForTheNext) {
+  std::vector<SlotPlace> places;
+  for (uint64_t i = 0; i < 64 * 4; ++i) places.push_back(Take());
+  absl::Notification is_answered;
+  std::jthread other;
+  calls_.on_unlink = [&] {
+    if (other.joinable()) return;
+    other = std::jthread([&] {
+      EXPECT_OK(slots_->Allocate(kSlotBytes));
+      is_answered.Notify();
+    });
+    // It is refused at once, or waits for us.
+    is_answered.WaitForNotificationWithTimeout(absl::Milliseconds(50));
+  };
+
+  for (size_t i = 0; i < 4; ++i) slots_->Free(places[i]);
+
+  is_answered.WaitForNotification();
 }
 
 class SlotFilesDeathTest : public SlotFilesTest {
