@@ -44,10 +44,6 @@ absl::Status InFlight(std::string_view name, std::string_view what) {
                              " while another call is not yet answered; retry after its answer"));
 }
 
-uint64_t RecordBytes(const Model& model) {
-  return model.geometry.record(model.fingerprint).record_bytes();
-}
-
 // Host bytes of a sequence beside its lanes: itself, its layers, and its texts, of which the name
 // is kept twice. So little that it counts only where there are very many sequences.
 uint64_t MetadataBytesPerSequence(const OpenArgs& args, const Geometry& geometry) {
@@ -151,26 +147,10 @@ absl::StatusOr<Cache::OpenNeed> Cache::NeedToOpen(const OpenArgs& args) {
   const absl::MutexLock lock(&mu_);
   if (const auto open = sequences_.find(args.sequence); open != sequences_.end()) {
     EBBTIDE_RETURN_IF_ERROR(CheckReopen(open->second->facts, args));
-    return OpenNeed{.record_bytes = RecordBytes(*open->second->model)};
+    return OpenNeed();
   }
   EBBTIDE_ASSIGN_OR_RETURN(const Opening opening, Resolve(args));
-  return OpenNeed{.metadata_bytes = opening.metadata_bytes,
-                  .record_bytes = RecordBytes(*opening.model)};
-}
-
-absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening,
-                                  const LowerRoom& room) const {
-  const uint64_t record_bytes = RecordBytes(*opening.model);
-  const uint64_t metadata_bytes = metadata_bytes_ + opening.metadata_bytes;
-  if (room.RecordsLeft(record_bytes, promised_, metadata_bytes)) return absl::OkStatus();
-  return Refuse(
-      absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
-      absl::StrCat("sequence \"", std::string(name), "\" would keep ", opening.metadata_bytes,
-                   " B for lanes, digests and score state in the host tier, which blocks of open ",
-                   "sequences need: with ", metadata_bytes_, " B of such there is room for ",
-                   room.RecordsLeft(record_bytes, promised_, metadata_bytes_).value_or(0),
-                   " more of ", record_bytes,
-                   " B; close sequences, or raise the host or rocksdb budget"));
+  return OpenNeed{.metadata_bytes = opening.metadata_bytes};
 }
 
 absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, const OpenGrant& grant) {
@@ -185,7 +165,7 @@ absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, const OpenGrant&
   }
   EBBTIDE_ASSIGN_OR_RETURN(const Opening opening, Resolve(args));
   if (opening.metadata_bytes > grant.charged_bytes) return InFlight(args.sequence, "opened");
-  EBBTIDE_RETURN_IF_ERROR(CheckPromises(args.sequence, opening, grant.room));
+  EBBTIDE_RETURN_IF_ERROR(CheckPromises(args.sequence, opening));
   EBBTIDE_ASSIGN_OR_RETURN(const uint64_t pool_offset, ReservePool(args.sequence, opening));
   absl::Cleanup give_back = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     pool_.Release(pool_offset, opening.pool_bytes());
@@ -279,7 +259,7 @@ uint64_t Cache::DropTail(OpenedSequence& sequence, int32_t new_length) {
       sequence, static_cast<int32_t>(facts.blocks.size()) - facts.blocks_of(new_length));
   facts.Truncate(new_length);
   facts.metadata_bytes -= needed.metadata_bytes;
-  GiveUpPromise(*facts.model, static_cast<size_t>(needed.blocks));
+  GiveUpPromise(*facts.model, static_cast<uint64_t>(needed.blocks));
   metadata_bytes_ -= needed.metadata_bytes;
   for (LaneMemory& memory : sequence.memory) memory.Truncate(new_length);
   return needed.metadata_bytes;
@@ -325,13 +305,6 @@ Cache::Closed Cache::CloseLocked(SequenceRef sequence, std::string_view reason) 
     closed_order_.pop_front();
   }
   return closed;
-}
-
-void Cache::GiveUpPromise(const Model& model, size_t records) {
-  if (records == 0) return;
-  const auto promise = promised_.find(RecordBytes(model));
-  promise->second -= records;
-  if (promise->second == 0) promised_.erase(promise);
 }
 
 bool Cache::MayReap(const SequenceRef& sequence) {
@@ -485,25 +458,16 @@ absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector
   return absl::OkStatus();
 }
 
-absl::Status Cache::CheckRoom(const Sequence& facts, const Need& need,
-                              const LowerRoom& room) const {
-  const uint64_t record_bytes = RecordBytes(*facts.model);
-  const uint64_t left =
-      room.RecordsLeft(record_bytes, promised_, metadata_bytes_ + need.metadata_bytes).value_or(0);
-  if (static_cast<uint64_t>(need.blocks) <= left) return absl::OkStatus();
-  return Refuse(
-      absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
-      absl::StrCat(
-          "sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks of ", record_bytes,
-          " B need a place below the device, where there is room for ", left,
-          "; close sequences, or raise the host or rocksdb budget",
-          room.below_why.empty() ? "" : "; the tier below takes none now: ", room.below_why));
+absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& args,
+                                         std::vector<std::vector<int32_t>>* slots) {
+  const absl::MutexLock lock(&mu_);
+  EBBTIDE_ASSIGN_OR_RETURN(const Need need, CheckPlace(ticket, args));
+  PlaceChecked(ticket, args, need, slots);
+  return need;
 }
 
-absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& args,
-                                         std::vector<std::vector<int32_t>>* slots) noexcept {
-  const absl::MutexLock lock(&mu_);
-  Sequence& facts = ticket.sequence->facts;
+absl::StatusOr<Cache::Need> Cache::CheckPlace(const Ticket& ticket, const PlaceArgs& args) const {
+  const Sequence& facts = ticket.sequence->facts;
   const bool is_under_way = facts.longest > facts.committed;
   if (ticket.tokens > 0 && is_under_way && ticket.length + ticket.tokens != facts.longest) {
     return Refuse(
@@ -520,7 +484,13 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
                                ": another layer's tokens of this step were withdrawn meanwhile; ",
                                "call again"));
   }
-  if (need.blocks > 0) EBBTIDE_RETURN_IF_ERROR(CheckRoom(facts, need, args.room));
+  if (need.blocks > 0) EBBTIDE_RETURN_IF_ERROR(CheckRoom(facts, need));
+  return need;
+}
+
+void Cache::PlaceChecked(const Ticket& ticket, const PlaceArgs& args, const Need& need,
+                         std::vector<std::vector<int32_t>>* slots) noexcept {
+  Sequence& facts = ticket.sequence->facts;
   EBBTIDE_CHECK(BlocksDue(ticket, args.victims).empty(), "slots are awaited before they are taken");
   slots->resize(args.victims.size());
   for (size_t head = 0; head < args.victims.size(); ++head) {
@@ -531,10 +501,9 @@ absl::StatusOr<Cache::Need> Cache::Place(const Ticket& ticket, const PlaceArgs& 
   }
   facts.Lengthen(std::max(facts.longest, ticket.length + ticket.tokens), args.positions);
   facts.metadata_bytes += need.metadata_bytes;
-  if (need.blocks > 0) promised_[RecordBytes(*facts.model)] += static_cast<uint64_t>(need.blocks);
+  if (need.blocks > 0) promised_[facts.model->record_bytes()] += static_cast<uint64_t>(need.blocks);
   metadata_bytes_ += need.metadata_bytes;
   stats_.tokens_appended += static_cast<uint64_t>(ticket.tokens) * args.victims.size();
-  return need;
 }
 
 bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,

@@ -82,6 +82,7 @@ struct CacheOptions {
   uint64_t device_budget_bytes = 0;
   std::string default_recall;
   absl::Duration idle_timeout;
+  LookAtRoom look_at_room;  // Asked under the cache's lock.
 };
 
 // Thread-safe. What is noexcept changes the model in many places: memory that runs out half-way
@@ -95,7 +96,6 @@ class Cache {
                                          std::string_view weights) ABSL_LOCKS_EXCLUDED(mu_);
   struct OpenNeed {
     uint64_t metadata_bytes = 0;  // Of host memory; 0 where the sequence is open.
-    uint64_t record_bytes = 0;    // Of one of its blocks.
   };
   absl::StatusOr<OpenNeed> NeedToOpen(const OpenArgs& args) ABSL_LOCKS_EXCLUDED(mu_);
   // The caller has charged the metadata of NeedToOpen, and gives back what was not taken.
@@ -104,7 +104,6 @@ class Cache {
   struct OpenGrant {
     std::byte* pool = nullptr;  // The device pool's memory.
     uint64_t charged_bytes = 0;
-    LowerRoom room = {};
   };
   struct Opened {
     OpenAnswer answer;
@@ -159,17 +158,15 @@ class Cache {
   struct PlaceArgs {
     std::span<const std::vector<int32_t>> victims;
     std::span<const int64_t> positions;
-    LowerRoom room;
     // Of host memory, by NeedOf; the caller gives back what is not taken.
     uint64_t charged_bytes = std::numeric_limits<uint64_t>::max();
   };
   //   kAborted            INDEX_CONFLICT: another layer brought other tokens of this step
   //   kResourceExhausted  LOWER_TIERS_FULL
   //   kUnavailable        CALL_IN_FLIGHT: the need has grown over what was charged
-  // Nothing changed where it is refused.
+  // Nothing changed where it is refused, or ends in an exception.
   absl::StatusOr<Need> Place(const Ticket& ticket, const PlaceArgs& args,
-                             std::vector<std::vector<int32_t>>* slots) noexcept
-      ABSL_LOCKS_EXCLUDED(mu_);
+                             std::vector<std::vector<int32_t>>* slots) ABSL_LOCKS_EXCLUDED(mu_);
   // Commits the ticket's tokens; returns whether blocks became complete.
   bool Finish(const Ticket& ticket, const CallDigest& digest, int32_t observed_end,
               Lengths* lengths) noexcept ABSL_LOCKS_EXCLUDED(mu_);
@@ -184,8 +181,6 @@ class Cache {
     size_t in_host = 0;
   };
   Waiting BlocksWaiting() ABSL_LOCKS_EXCLUDED(mu_);
-  // Bytes of the records that are promised a place below.
-  std::vector<uint64_t> RecordSizes() ABSL_LOCKS_EXCLUDED(mu_);
   // The next block, those of record sizes in `full` apart, which are the last from now on.
   std::optional<CarryPlan> PlanSeal(std::span<const uint64_t> full = {}) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -243,12 +238,19 @@ class Cache {
     }
   };
   absl::StatusOr<Opening> Resolve(const OpenArgs& args) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckPromises(std::string_view name, const Opening& opening,
-                             const LowerRoom& room) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Looks at the room for all that is promised, and for records of `record_bytes`.
+  LowerRoom RoomBeside(uint64_t record_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckPromises(std::string_view name, const Opening& opening) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The lanes' frames, as their offset in the device pool.
   absl::StatusOr<uint64_t> ReservePool(std::string_view name, const Opening& opening)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckRoom(const Sequence& facts, const Need& need, const LowerRoom& room) const
+  absl::Status CheckRoom(const Sequence& facts, const Need& need) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<Need> CheckPlace(const Ticket& ticket, const PlaceArgs& args) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PlaceChecked(const Ticket& ticket, const PlaceArgs& args, const Need& need,
+                    std::vector<std::vector<int32_t>>* slots) noexcept
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -256,7 +258,7 @@ class Cache {
   QueuedBlock PopOf(BlockQueue& queue, std::span<const uint64_t> full)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Records that blocks no longer need a place for.
-  void GiveUpPromise(const Model& model, size_t records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GiveUpPromise(const Model& model, uint64_t records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Need NeedLocked(const Ticket& ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Tokens from `new_length` on go, with what was promised for their blocks; metadata bytes given
   // back.

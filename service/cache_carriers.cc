@@ -13,13 +13,6 @@ Cache::Waiting Cache::BlocksWaiting() {
   return {.to_seal = to_seal_.size(), .in_host = in_host_.size()};
 }
 
-std::vector<uint64_t> Cache::RecordSizes() {
-  const absl::MutexLock lock(&mu_);
-  std::vector<uint64_t> sizes;
-  for (const auto& [bytes, records] : promised_) sizes.push_back(bytes);
-  return sizes;
-}
-
 // The first that is open and whose record is of no size in `full`.
 QueuedBlock Cache::PopOf(BlockQueue& queue, std::span<const uint64_t> full) {
   for (size_t left = queue.size(); left > 0; --left) {
@@ -27,7 +20,7 @@ QueuedBlock Cache::PopOf(BlockQueue& queue, std::span<const uint64_t> full) {
     if (next.sequence == nullptr) return next;
     const Sequence& facts = next.sequence->facts;
     if (facts.is_closed) continue;
-    if (std::ranges::find(full, facts.geometry().record(0).record_bytes()) == full.end()) {
+    if (std::ranges::find(full, facts.model->record_bytes()) == full.end()) {
       return next;
     }
     queue.PushBack(next);

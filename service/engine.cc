@@ -105,7 +105,8 @@ class PlainEngine final : public Engine {
         staging_(staging_charge_.bytes()),
         cache_({.device_budget_bytes = pool_.bytes().size(),
                 .default_recall = options.default_recall,
-                .idle_timeout = options.idle_timeout},
+                .idle_timeout = options.idle_timeout,
+                .look_at_room = [this](auto record_bytes) { return mover_.RoomOf(record_bytes); }},
                parts.clock),
         mover_(cache_, parts.clock, parts.carriers, device_, tiers_),
         attention_({.recall_bytes = options.recall_bytes}, cache_, mover_, staging_, tiers_,
@@ -212,10 +213,9 @@ absl::StatusOr<OpenAnswer> PlainEngine::Open(const OpenArgs& args) {
   EBBTIDE_ASSIGN_OR_RETURN(
       storage::ByteCharge charge,
       mover_.ChargeHost(need.metadata_bytes, parts_.clock.SinceStart() + kOpenPatience));
-  EBBTIDE_ASSIGN_OR_RETURN(Cache::Opened opened,
-                           cache_.Open(args, {.pool = pool_.bytes().data(),
-                                              .charged_bytes = charge.bytes(),
-                                              .room = mover_.RoomOf(need.record_bytes)}));
+  EBBTIDE_ASSIGN_OR_RETURN(
+      Cache::Opened opened,
+      cache_.Open(args, {.pool = pool_.bytes().data(), .charged_bytes = charge.bytes()}));
   charge.Keep(opened.metadata_bytes);
   return std::move(opened.answer);
 }

@@ -51,16 +51,17 @@ struct TierUsage {
   uint64_t corrupt_pages = 0;  // Reads that found one; a page counts each time.
 };
 
-// What records of one size may take of a tier that holds records of several.
+// What records of one size may take of a tier that holds records of several. Each takes a slot, and
+// slots are made by whole segments (docs/glossary.md).
 struct SizeRoom {
-  uint64_t held = 0;         // It holds so many now, and could hold
-  uint64_t kept = 0;         // so many without a byte of TierRoom::free_bytes.
-  uint64_t run_records = 0;  // More come in runs of so many,
-  uint64_t run_bytes = 0;    // each for so many bytes, everything counted.
+  uint64_t slots_used = 0;     // Slots that hold a record, or did until now and cannot be used yet.
+  uint64_t slots_made = 0;     // Those and the free ones, which no other size can have.
+  uint64_t segment_slots = 0;  // Slots of a segment that could be made yet.
+  uint64_t segment_bytes = 0;  // Bytes of the budget that it takes, everything counted.
 };
 
 struct TierRoom {
-  uint64_t free_bytes = 0;      // For records of any size.
+  uint64_t free_bytes = 0;      // For segments of any size.
   std::vector<SizeRoom> sizes;  // As asked.
 };
 
@@ -96,8 +97,9 @@ class Tier {
 
   virtual TierUsage Usage() const = 0;
 
-  // For records of each of `record_bytes`: if nobody else charges the budget meanwhile, `kept` and
-  // free_bytes / run_bytes * run_records of one size fit, and no more.
+  // For records of each of `record_bytes`, at one moment. If nobody else charges the budget
+  // meanwhile, slots_made and free_bytes / segment_bytes * segment_slots of one size fit, and no
+  // more.
   virtual TierRoom Room(std::span<const uint64_t> record_bytes) const = 0;
 };
 

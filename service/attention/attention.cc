@@ -238,12 +238,9 @@ absl::Status Attention::PlaceBeforeDeadline(Work& work,
   // With the slots sure, one reservation: host memory first, since it may have to be made free.
   const Cache::Need need = cache_.NeedOf(work.ticket);
   EBBTIDE_ASSIGN_OR_RETURN(auto charge, mover_.ChargeHost(need.metadata_bytes, work.call.deadline));
-  LowerRoom room;
-  if (need.blocks > 0) room = mover_.RoomOf(work.geometry.record(0).record_bytes());
   EBBTIDE_ASSIGN_OR_RETURN(const Cache::Need taken, cache_.Place(work.ticket,
                                                                  {.victims = victims,
                                                                   .positions = work.item.positions,
-                                                                  .room = std::move(room),
                                                                   .charged_bytes = charge.bytes()},
                                                                  &work.slots));
   charge.Keep(taken.metadata_bytes);

@@ -2,14 +2,15 @@
 //
 // Is there room below the device for all that open sequences have begun? Each block begun is
 // promised a place there before its tokens are taken. Records of different sizes share the host
-// tier's bytes; the tier below keeps room for each size, which no other size can have. Tested by
+// tier's bytes; the tier below has slots for each size, which no other size can have. Tested by
 // tests/unit/service/lower_room_test.cc.
 
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
-#include <optional>
+#include <span>
 #include <string>
 
 namespace ebbtide::service {
@@ -17,23 +18,35 @@ namespace ebbtide::service {
 // How many records are promised a place, by their bytes.
 using PromisedRecords = std::map<uint64_t, uint64_t>;
 
-// What the lower tiers could hold in all.
+// What the lower tiers could hold in all, at one moment.
 struct LowerRoom {
   struct Size {
-    uint64_t host_cost_bytes = 1;    // Of one record in the host tier.
-    uint64_t kept_below = 0;         // Records that fit below without `below_bytes`.
-    uint64_t run_records_below = 1;  // More come in runs of so many,
-    uint64_t run_bytes_below = 0;    // each for so many of them; 0: none comes.
+    uint64_t host_cost_bytes = 1;  // Of one record in the host tier.
+    // In the tier below, as storage::SizeRoom.
+    uint64_t slots_used = 0;
+    uint64_t slots_made = 0;
+    uint64_t segment_slots = 0;  // 0: no segment can be made.
+    uint64_t segment_bytes = 0;
   };
   uint64_t host_bytes = 0;              // Metadata takes of them first.
-  uint64_t below_bytes = 0;             // For records of any size.
-  std::map<uint64_t, Size> sizes = {};  // By record bytes.
-  std::string below_why = "";           // Why the tier below takes no records of this size now.
+  uint64_t below_bytes = 0;             // For segments of any size.
+  std::map<uint64_t, Size> sizes = {};  // By record bytes: all that it is asked about.
+  std::string below_why = "";           // Why the tier below takes no records now; "": it does.
 
-  // How many records of `record_bytes` fit beside `promised` and `metadata_bytes`; none where those
-  // alone do not fit.
-  std::optional<uint64_t> RecordsLeft(uint64_t record_bytes, const PromisedRecords& promised,
-                                      uint64_t metadata_bytes) const;
+  // The tier below takes no more than it holds.
+  void FreezeBelow();
+
+  // Can all that is promised be placed beside the metadata: in slots below that are made, in whole
+  // segments that can be made, and the rest in the host? What fits, fits with less promised too.
+  // Exact, but that many sizes at their limits are given up on: then it says no.
+  bool Fits(const PromisedRecords& promised, uint64_t metadata_bytes) const;
+
+  // How many records of `record_bytes` fit beside `promised`; 0 where those alone do not.
+  uint64_t RecordsLeft(uint64_t record_bytes, const PromisedRecords& promised,
+                       uint64_t metadata_bytes) const;
 };
+
+// Looks at the room for records of each of `record_bytes`. From memory, and without the cache.
+using LookAtRoom = std::function<LowerRoom(std::span<const uint64_t> record_bytes)>;
 
 }  // namespace ebbtide::service

@@ -27,6 +27,9 @@ struct Model {
   std::string weights_fingerprint;
   Geometry geometry;
   uint64_t fingerprint = 0;
+
+  storage::RecordGeometry record() const { return geometry.record(fingerprint); }
+  uint64_t record_bytes() const { return record().record_bytes(); }
 };
 
 // XXH3-128 of the dtype, shape, keys and values of a mutating call.

@@ -28,7 +28,7 @@ namespace {
 absl::Status BuildRecord(const CarryPlan& plan, const gpu::Device& device,
                          std::span<std::byte> record) {
   const Model& model = *plan.sequence->model;
-  const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
+  const storage::RecordGeometry geometry = model.record();
   const std::vector<LaneMemory>& memories = plan.sequence->memory;
   const auto part = [&](size_t lane, storage::PagePart which) {
     return record.subspan(geometry.part_offset(static_cast<uint32_t>(lane), which),
@@ -66,16 +66,11 @@ absl::Status BuildRecord(const CarryPlan& plan, const gpu::Device& device,
   return absl::OkStatus();
 }
 
-uint64_t RecordBytes(const CarryPlan& plan) {
-  const Model& model = *plan.sequence->model;
-  return model.geometry.record(model.fingerprint).record_bytes();
-}
-
 // Does the tier's budget have room for a record more?
 bool HasRoom(const storage::Tier& tier, uint64_t record_bytes) {
   const storage::TierRoom room = tier.Room({&record_bytes, 1});
   const storage::SizeRoom& size = room.sizes.front();
-  return size.kept > size.held || room.free_bytes >= size.run_bytes;
+  return size.slots_made > size.slots_used || room.free_bytes >= size.segment_bytes;
 }
 
 // What `work` answers, or what it ended in, where that is an exception.
@@ -151,7 +146,7 @@ void Mover::SealAll() {
     if (!plan.has_value()) return;
     const absl::Status status = SealOne(*plan);
     if (absl::IsResourceExhausted(status)) {
-      full.push_back(RecordBytes(*plan));
+      full.push_back(plan->sequence->model->record_bytes());
     } else if (!status.ok()) {
       return;
     }
@@ -160,7 +155,7 @@ void Mover::SealAll() {
 
 absl::Status Mover::SealOne(const CarryPlan& plan) noexcept {
   const absl::StatusOr<TierName> tier = Caught([&]() -> absl::StatusOr<TierName> {
-    const uint64_t bytes = RecordBytes(plan);
+    const uint64_t bytes = plan.sequence->model->record_bytes();
     RecordBuffer buffer = TakeBuffer(bytes);
     const std::span<std::byte> record(buffer.memory.get(), bytes);
     const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
@@ -232,7 +227,7 @@ bool Mover::MoveFirstThatFits() {
     const absl::Status status = MoveDown(*plan);
     if (status.ok()) return true;
     if (!absl::IsResourceExhausted(status)) return false;
-    full.push_back(RecordBytes(*plan));
+    full.push_back(plan->sequence->model->record_bytes());
   }
   return false;
 }
@@ -316,32 +311,28 @@ absl::StatusOr<storage::ByteCharge> Mover::ChargeHost(uint64_t bytes, absl::Dura
   }
 }
 
-LowerRoom Mover::RoomOf(uint64_t record_bytes) const {
-  std::vector<uint64_t> sizes = cache_.RecordSizes();
-  if (std::ranges::find(sizes, record_bytes) == sizes.end()) sizes.push_back(record_bytes);
-
+LowerRoom Mover::RoomOf(std::span<const uint64_t> record_bytes) const {
   LowerRoom room;
   uint64_t largest_cost = 0;
-  const storage::TierRoom host = tiers_.host.Room(sizes);
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    room.sizes[sizes[i]].host_cost_bytes = host.sizes[i].run_bytes;
-    largest_cost = std::max(largest_cost, host.sizes[i].run_bytes);
+  const storage::TierRoom host = tiers_.host.Room(record_bytes);
+  for (size_t i = 0; i < record_bytes.size(); ++i) {
+    room.sizes[record_bytes[i]].host_cost_bytes = host.sizes[i].segment_bytes;
+    largest_cost = std::max(largest_cost, host.sizes[i].segment_bytes);
   }
   // One record's room in the host stays free, so that blocks can always move through it.
   const uint64_t limit = tiers_.host_budget.limit_bytes();
   room.host_bytes = limit - std::min(limit, tiers_.staging_bytes + largest_cost);
   if (tiers_.rocksdb == nullptr) return room;
 
-  // A tier that does not take blocks now holds what it holds.
   room.below_why = Degraded();
-  const bool is_well = room.below_why.empty();
-  const storage::TierRoom below = tiers_.rocksdb->Room(sizes);
-  room.below_bytes = is_well ? below.free_bytes : 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    LowerRoom::Size& size = room.sizes[sizes[i]];
-    size.kept_below = is_well ? below.sizes[i].kept : below.sizes[i].held;
-    size.run_records_below = below.sizes[i].run_records;
-    size.run_bytes_below = below.sizes[i].run_bytes;
+  const storage::TierRoom below = tiers_.rocksdb->Room(record_bytes);
+  room.below_bytes = below.free_bytes;
+  for (size_t i = 0; i < record_bytes.size(); ++i) {
+    LowerRoom::Size& size = room.sizes[record_bytes[i]];
+    size.slots_used = below.sizes[i].slots_used;
+    size.slots_made = below.sizes[i].slots_made;
+    size.segment_slots = below.sizes[i].segment_slots;
+    size.segment_bytes = below.sizes[i].segment_bytes;
   }
   return room;
 }

@@ -60,8 +60,8 @@ class Mover {
   // What was kept of a charge.
   void ReleaseHost(uint64_t bytes) { tiers_.host_budget.Release(bytes); }
 
-  // For records of `record_bytes`, beside those promised to others.
-  LowerRoom RoomOf(uint64_t record_bytes) const;
+  // For records of each of `record_bytes`. Asked by the cache, under its lock.
+  LowerRoom RoomOf(std::span<const uint64_t> record_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Erases a closed sequence's blocks in every tier. A tier that does not answer is asked again
   // later.

@@ -61,7 +61,7 @@ void PageSource::GiveUp() {
 }
 
 uint64_t PageSource::bytes_of(storage::PagePart part) const {
-  return sequence_->model->geometry.record(sequence_->model->fingerprint).part_bytes(part);
+  return sequence_->model->record().part_bytes(part);
 }
 
 std::span<std::byte> PageSource::Stage(size_t bytes) {
@@ -168,7 +168,7 @@ const PageSource::PinnedBlock* PageSource::Pinned(int32_t block) {
   }
   // Without the padding behind it, whose bytes nobody uses.
   const Model& model = *sequence_->model;
-  const uint64_t used = model.geometry.record(model.fingerprint).header_used_bytes();
+  const uint64_t used = model.record().header_used_bytes();
   const auto header =
       storage::ParseHeader(pinned.pin->first(std::min<size_t>(used, pinned.pin->size())));
   if (header.ok() && header->key == key) pinned.header = *header;
@@ -210,7 +210,7 @@ void PageSource::FetchStaged(std::span<PageRequest*> requests, absl::Duration pa
     return;
   }
   const Model& model = *sequence_->model;
-  const storage::RecordGeometry geometry = model.geometry.record(model.fingerprint);
+  const storage::RecordGeometry geometry = model.record();
   std::vector<storage::PageRead> reads;
   for (PageRequest* request : requests) {
     request->tier = TierName::kRocksdb;

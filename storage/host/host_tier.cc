@@ -139,10 +139,10 @@ TierRoom HostTier::Room(std::span<const uint64_t> record_bytes) const {
   for (const uint64_t bytes : record_bytes) {
     const auto found = held_.find(bytes);
     const uint64_t held = found == held_.end() ? 0 : found->second;
-    room.sizes.push_back({.held = held,
-                          .kept = held,
-                          .run_records = 1,
-                          .run_bytes = RoundUp(bytes, kRecordAlignment) + kRecordOverheadBytes});
+    room.sizes.push_back({.slots_used = held,
+                          .slots_made = held,
+                          .segment_slots = 1,
+                          .segment_bytes = RoundUp(bytes, kRecordAlignment) + kRecordOverheadBytes});
   }
   return room;
 }

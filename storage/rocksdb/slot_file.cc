@@ -94,12 +94,12 @@ TierRoom SlotFiles::Room(std::span<const uint64_t> slot_bytes) const {
   for (const uint64_t bytes : slot_bytes) {
     const SegmentShape shape = {.slot_bytes = bytes, .slots = SlotsPerSegment(bytes)};
     SizeRoom& size = room.sizes.emplace_back(
-        SizeRoom{.run_records = shape.slots, .run_bytes = ChargeBytes(shape)});
+        SizeRoom{.segment_slots = shape.slots, .segment_bytes = ChargeBytes(shape)});
     const auto found = classes_.find(bytes);
     if (found == classes_.end()) continue;
     const SizeClass& size_class = found->second;
-    size.held = size_class.slots - size_class.free_slots;
-    size.kept = size_class.slots + (size_class.is_growing ? shape.slots : 0);
+    size.slots_used = size_class.slots - size_class.free_slots;
+    size.slots_made = size_class.slots + (size_class.is_growing ? shape.slots : 0);
   }
   return room;
 }

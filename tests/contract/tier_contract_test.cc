@@ -81,7 +81,7 @@ class TierContract : public testing::TestWithParam<TierCase> {
   uint64_t RoomFor(const RecordGeometry& geometry) {
     const TierRoom room = Room(geometry);
     const SizeRoom& size = room.sizes[0];
-    return size.kept + room.free_bytes / size.run_bytes * size.run_records;
+    return size.slots_made + room.free_bytes / size.segment_bytes * size.segment_slots;
   }
 
   // Writes blocks 0, 1, … of `sequence` until one is refused, and says how many were taken.
@@ -321,8 +321,8 @@ TEST_P(TierContract, EmptyTierTakesAsManyRecordsAsItHasRoomFor) {
   for (const uint32_t page_bytes : {16384u, 4096u, 40960u}) {
     const RecordGeometry geometry = MakeGeometry(2, 2, page_bytes);
     const uint64_t room = RoomFor(geometry);
-    EXPECT_GE(Room(geometry).sizes[0].run_bytes,
-              Room(geometry).sizes[0].run_records * geometry.record_bytes());
+    EXPECT_GE(Room(geometry).sizes[0].segment_bytes,
+              Room(geometry).sizes[0].segment_slots * geometry.record_bytes());
 
     const uint32_t blocks = Fill(page_bytes, geometry);
 
@@ -344,14 +344,14 @@ TEST_P(TierContract, RoomIsThatBesideRecordsOfOtherSizes) {
   }
   const uint64_t small_room = RoomFor(small);
   const uint64_t large_room = RoomFor(large);
-  const uint64_t held = Room(small).sizes[0].held;
+  const uint64_t held = Room(small).sizes[0].slots_used;
   EXPECT_EQ(held, tier().Usage().blocks);
 
   const uint32_t larges = Fill(2, large);
 
   EXPECT_EQ(larges, large_room);
-  EXPECT_EQ(Room(large).sizes[0].held, larges);
-  EXPECT_EQ(Room(small).sizes[0].held, held);
+  EXPECT_EQ(Room(large).sizes[0].slots_used, larges);
+  EXPECT_EQ(Room(small).sizes[0].slots_used, held);
   // What is left for the small ones is what the large ones could not have, as it says.
   const uint64_t rest = RoomFor(small);
   EXPECT_LE(rest, small_room);
@@ -359,8 +359,8 @@ TEST_P(TierContract, RoomIsThatBesideRecordsOfOtherSizes) {
   const uint64_t sizes[] = {small.record_bytes(), large.record_bytes()};
   const TierRoom full = tier().Room(sizes);
   for (const SizeRoom& size : full.sizes) {
-    EXPECT_EQ(size.held, size.kept);
-    EXPECT_LT(full.free_bytes, size.run_bytes);
+    EXPECT_EQ(size.slots_used, size.slots_made);
+    EXPECT_LT(full.free_bytes, size.segment_bytes);
   }
 }
 

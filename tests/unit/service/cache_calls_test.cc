@@ -51,13 +51,8 @@ class CacheCallsTest : public testing::Test {
                         std::span<const int64_t> positions = {}) {
     const std::vector<std::vector<int32_t>> nobody(2);
     std::vector<std::vector<int32_t>> slots;
-    return cache()
-        .Place(ticket,
-               {.victims = nobody,
-                .positions = positions,
-                .room = {.below_bytes = records * stand_.record_bytes()}},
-               &slots)
-        .status();
+    stand_.SetRoom(records);
+    return cache().Place(ticket, {.victims = nobody, .positions = positions}, &slots).status();
   }
   std::vector<int32_t> Resident(int layer, int head) const {
     std::vector<int32_t> resident;
@@ -344,13 +339,13 @@ TEST_F(CacheCallsTest, FirstLayersCallReservesForTheOthers) {
   EXPECT_EQ(need.blocks, 2);
   stand_.Place(first);
   stand_.Finish(first);
-  EXPECT_THAT(cache().RecordSizes(), ElementsAre(stand_.record_bytes()));
   EXPECT_EQ(cache().metadata_bytes(), at_open + need.metadata_bytes);
 
   const Ticket second = stand_.Begin("a", 1, 0, kPage + 1);
 
   EXPECT_EQ(cache().NeedOf(second).blocks, 0);
   EXPECT_EQ(cache().NeedOf(second).metadata_bytes, 0U);
+  EXPECT_OK(TryPlace(second, 0));
 }
 
 TEST_F(CacheCallsTest, TokensOfABegunBlockNeedNothingMore) {
@@ -369,7 +364,6 @@ TEST_F(CacheCallsTest, FullLowerTiersRefuseTheFirstLayerWithNothingChanged) {
   EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kResourceExhausted,
                                      AllOf(HasSubstr("\"a\""), HasSubstr("2 more blocks"))));
   EXPECT_EQ(ReasonOf(status), "LOWER_TIERS_FULL");
-  EXPECT_THAT(cache().RecordSizes(), IsEmpty());
   EXPECT_EQ(cache().metadata_bytes(), at_open);
   EXPECT_THAT(Resident(0, 0), IsEmpty());
   cache().Abandon(ticket);
@@ -525,11 +519,8 @@ TEST_F(CacheDeathTest, TokensPlacedWithoutSlotsStopTheProcess) {
   const std::vector<std::vector<int32_t>> victims(2, std::vector<int32_t>{0, 1});
   std::vector<std::vector<int32_t>> slots;
 
-  EXPECT_DEATH(
-      (void)stand.cache().Place(
-          ticket, {.victims = victims, .positions = {}, .room = {.host_bytes = uint64_t{1} << 40}},
-          &slots),
-      "slots are awaited");
+  EXPECT_DEATH((void)stand.cache().Place(ticket, {.victims = victims, .positions = {}}, &slots),
+               "slots are awaited");
 }
 
 }  // namespace

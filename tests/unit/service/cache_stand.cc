@@ -13,10 +13,8 @@ namespace {
 
 using service::Ticket;
 
-const service::LowerRoom kPlenty = {.host_bytes = uint64_t{1} << 40};
-
 uint64_t CostIn(const storage::Tier& tier, uint64_t record_bytes) {
-  return tier.Room({&record_bytes, 1}).sizes.front().run_bytes;
+  return tier.Room({&record_bytes, 1}).sizes.front().segment_bytes;
 }
 
 // What a record costs does not depend on who asks.
@@ -35,6 +33,14 @@ std::unique_ptr<storage::HostTier> MakeTier(storage::ByteBudget& budget) {
 
 }  // namespace
 
+service::LowerRoom RoomFor(uint64_t records, std::span<const uint64_t> record_bytes) {
+  service::LowerRoom room = {.below_bytes = records};
+  for (const uint64_t bytes : record_bytes) {
+    room.sizes[bytes] = {.segment_slots = 1, .segment_bytes = 1};
+  }
+  return room;
+}
+
 CacheStand::CacheStand(const CacheSetup& setup)
     : carriers_(setup.queue_limit),
       pool_(setup.device_bytes),
@@ -49,7 +55,8 @@ CacheStand::CacheStand(const CacheSetup& setup)
              .rocksdb = setup.below_blocks > 0 ? &below_ : nullptr},
       cache_({.device_budget_bytes = setup.device_bytes,
               .default_recall = "exact",
-              .idle_timeout = absl::Minutes(10)},
+              .idle_timeout = absl::Minutes(10),
+              .look_at_room = [this](auto sizes) { return RoomFor(room_records_, sizes); }},
              clock_),
       mover_(cache_, clock_, carriers_, backend_, tiers_) {
   EBBTIDE_CHECK(cache_.RegisterModel("m", tokens_.geometry, "w").ok(), "the model is sound");
@@ -65,14 +72,13 @@ uint64_t CacheStand::host_cost() const {
 
 service::SequenceRef CacheStand::Open(const std::string& name, int32_t budget_tokens,
                                       int32_t chunk_tokens, const std::string& model) {
-  const auto opened = cache_.Open({.sequence = name,
-                                   .model = model,
-                                   .policy = "streaming",
-                                   .budget_tokens = static_cast<uint32_t>(budget_tokens),
-                                   .chunk_tokens = static_cast<uint32_t>(chunk_tokens)},
-                                  {.pool = pool_.data(),
-                                   .charged_bytes = std::numeric_limits<uint64_t>::max(),
-                                   .room = kPlenty});
+  const auto opened =
+      cache_.Open({.sequence = name,
+                   .model = model,
+                   .policy = "streaming",
+                   .budget_tokens = static_cast<uint32_t>(budget_tokens),
+                   .chunk_tokens = static_cast<uint32_t>(chunk_tokens)},
+                  {.pool = pool_.data(), .charged_bytes = std::numeric_limits<uint64_t>::max()});
   EBBTIDE_CHECK(opened.ok(), "the sequence fits the pool");
   return *cache_.Find(name);
 }
@@ -92,10 +98,8 @@ void CacheStand::Place(const Ticket& ticket, const std::vector<int32_t>& victims
   std::vector<std::vector<int32_t>> slots;
   EBBTIDE_CHECK(cache_.AwaitSlots(ticket, victims_of_lanes, clock_.SinceStart()).ok(),
                 "there are slots");
-  EBBTIDE_CHECK(
-      cache_.Place(ticket, {.victims = victims_of_lanes, .positions = {}, .room = kPlenty}, &slots)
-          .ok(),
-      "there is room");
+  EBBTIDE_CHECK(cache_.Place(ticket, {.victims = victims_of_lanes, .positions = {}}, &slots).ok(),
+                "there is room");
   const std::vector<std::byte> keys = tokens_.Keys(ticket.layer, ticket.first_index, ticket.tokens);
   const std::vector<std::byte> values =
       tokens_.Values(ticket.layer, ticket.first_index, ticket.tokens);

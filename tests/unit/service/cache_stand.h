@@ -23,6 +23,9 @@
 
 namespace ebbtide::test {
 
+// Room for so many records of each size, all below.
+service::LowerRoom RoomFor(uint64_t records, std::span<const uint64_t> record_bytes);
+
 struct CacheSetup {
   uint64_t device_bytes = 8 << 20;
   int32_t host_blocks = 100;  // Records that the host's budget has room for.
@@ -46,6 +49,8 @@ class CacheStand {
   std::span<const std::byte> pool() const { return pool_; }
   const Tokens& tokens() const { return tokens_; }
   uint64_t record_bytes() const;
+  // The cache finds room for so many records, and for any metadata; before, for all that is asked.
+  void SetRoom(uint64_t records) { room_records_ = records; }
   // What one record takes of the host's budget.
   uint64_t host_cost() const;
 
@@ -83,6 +88,7 @@ class CacheStand {
   FaultyTier below_;
   gpu::CpuBackend backend_{1};
   service::LowerTiers tiers_;
+  uint64_t room_records_ = uint64_t{1} << 40;
   service::Cache cache_;
   service::Mover mover_;
 };

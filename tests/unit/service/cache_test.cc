@@ -15,6 +15,7 @@
 #include "tests/support/engine_stand.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/status_matchers.h"
+#include "tests/unit/service/cache_stand.h"
 
 namespace ebbtide::service {
 namespace {
@@ -24,16 +25,17 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-const LowerRoom kPlenty = {.host_bytes = uint64_t{1} << 40};
 constexpr absl::Duration kIdle = absl::Minutes(1);
 
 class CacheTest : public testing::Test {
  protected:
   CacheTest()
       : pool_(1 << 20),
-        cache_(
-            {.device_budget_bytes = pool_.size(), .default_recall = "off", .idle_timeout = kIdle},
-            clock_) {
+        cache_({.device_budget_bytes = pool_.size(),
+                .default_recall = "off",
+                .idle_timeout = kIdle,
+                .look_at_room = [](auto sizes) { return test::RoomFor(1000, sizes); }},
+               clock_) {
     EXPECT_OK(cache_.RegisterModel("m", test::SmallGeometry(), "").status());
     Open(std::numeric_limits<uint64_t>::max());
   }
@@ -41,9 +43,7 @@ class CacheTest : public testing::Test {
   void Open(uint64_t charged_bytes) {
     const OpenArgs args = {
         .sequence = "a", .model = "m", .policy = "h2o", .budget_tokens = 64, .chunk_tokens = 64};
-    EXPECT_OK(
-        cache_.Open(args, {.pool = pool_.data(), .charged_bytes = charged_bytes, .room = kPlenty})
-            .status());
+    EXPECT_OK(cache_.Open(args, {.pool = pool_.data(), .charged_bytes = charged_bytes}).status());
   }
 
   Ticket Begin(uint32_t layer, uint64_t first, int32_t tokens) {
@@ -58,8 +58,7 @@ class CacheTest : public testing::Test {
     const std::vector<std::vector<int32_t>> victims(2);
     std::vector<std::vector<int32_t>> slots;
     EXPECT_OK(cache_.AwaitSlots(ticket, victims, clock_.SinceStart()));
-    const auto need =
-        cache_.Place(ticket, {.victims = victims, .positions = {}, .room = kPlenty}, &slots);
+    const auto need = cache_.Place(ticket, {.victims = victims, .positions = {}}, &slots);
     EXPECT_OK(need.status());
     return *need;
   }
@@ -239,8 +238,8 @@ TEST_F(CacheTest, NeedThatHasGrownOverWhatWasChargedIsRefused) {
   ASSERT_EQ(cache_.NeedOf(second).metadata_bytes, 0U);
   cache_.Withdraw(first);  // Its blocks are the second's to begin now.
 
-  const auto need = cache_.Place(
-      second, {.victims = victims, .positions = {}, .room = kPlenty, .charged_bytes = 0}, &slots);
+  const auto need =
+      cache_.Place(second, {.victims = victims, .positions = {}, .charged_bytes = 0}, &slots);
 
   EXPECT_THAT(need, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("were withdrawn")));
   EXPECT_EQ(Blocks(), 0U);

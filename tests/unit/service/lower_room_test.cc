@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <random>
+#include <vector>
 
 #include "tests/support/random_seed.h"
 
@@ -15,21 +17,22 @@ namespace {
 constexpr uint64_t kSmall = 100;
 constexpr uint64_t kLarge = 300;
 
-// Ten small or three large records in the host; three runs of four small, or two of two large,
+// Ten small or three large records in the host; three segments of four small, or two of two large,
 // below.
 LowerRoom TwoSizes() {
-  return {.host_bytes = 1100,
-          .below_bytes = 1500,
-          .sizes = {
-              {kSmall, {.host_cost_bytes = 110, .run_records_below = 4, .run_bytes_below = 500}},
-              {kLarge, {.host_cost_bytes = 320, .run_records_below = 2, .run_bytes_below = 700}}}};
+  return {
+      .host_bytes = 1100,
+      .below_bytes = 1500,
+      .sizes = {{kSmall, {.host_cost_bytes = 110, .segment_slots = 4, .segment_bytes = 500}},
+                {kLarge, {.host_cost_bytes = 320, .segment_slots = 2, .segment_bytes = 700}}}};
 }
 
-TEST(LowerRoomTest, OneSizeFillsHostAndWholeRunsBelow) {
+TEST(LowerRoomTest, OneSizeFillsHostAndWholeSegmentsBelow) {
   for (uint64_t promised = 0; promised <= 10 + 12; ++promised) {
     EXPECT_EQ(TwoSizes().RecordsLeft(kSmall, {{kSmall, promised}}, 0), 10 + 12 - promised);
   }
-  EXPECT_EQ(TwoSizes().RecordsLeft(kSmall, {{kSmall, 23}}, 0), std::nullopt);
+  EXPECT_FALSE(TwoSizes().Fits({{kSmall, 23}}, 0));
+  EXPECT_EQ(TwoSizes().RecordsLeft(kSmall, {{kSmall, 23}}, 0), 0);
   EXPECT_EQ(TwoSizes().RecordsLeft(kLarge, {}, 0), 3 + 4);
 }
 
@@ -40,24 +43,34 @@ TEST(LowerRoomTest, MetadataTakesOfTheHostFirst) {
 }
 
 TEST(LowerRoomTest, PromisesToOneSizeAreTakenFromTheOther) {
-  // Six runs' worth: the twelve below, and the host's.
-  EXPECT_EQ(TwoSizes().RecordsLeft(kLarge, {{kSmall, 12}}, 0), 3);
+  EXPECT_EQ(TwoSizes().RecordsLeft(kLarge, {{kSmall, 12}}, 0), 3);      // Below, or in the host.
   EXPECT_EQ(TwoSizes().RecordsLeft(kLarge, {{kSmall, 12 + 3}}, 0), 2);  // Three stay in the host.
   EXPECT_EQ(TwoSizes().RecordsLeft(kLarge, {{kSmall, 12 + 10}}, 0), 0);
-  EXPECT_EQ(TwoSizes().RecordsLeft(kLarge, {{kSmall, 12 + 11}}, 0), std::nullopt);
+  EXPECT_FALSE(TwoSizes().Fits({{kSmall, 12 + 11}}, 0));
 }
 
-TEST(LowerRoomTest, WhatIsKeptForOneSizeIsNotPromisedToAnother) {
+TEST(LowerRoomTest, WhatIsMadeForOneSizeIsNotPromisedToAnother) {
   LowerRoom room = TwoSizes();
   room.below_bytes = 0;
-  room.sizes[kSmall].kept_below = 8;
+  room.sizes[kSmall].slots_made = 8;
 
   EXPECT_EQ(room.RecordsLeft(kSmall, {}, 0), 10 + 8);
   EXPECT_EQ(room.RecordsLeft(kLarge, {}, 0), 3);
   EXPECT_EQ(room.RecordsLeft(kLarge, {{kSmall, 8}}, 0), 3);   // They have a place of their own.
   EXPECT_EQ(room.RecordsLeft(kLarge, {{kSmall, 10}}, 0), 2);  // Two of them take of the host.
   EXPECT_EQ(room.RecordsLeft(kLarge, {{kLarge, 3}}, 0), 0);
-  EXPECT_EQ(room.RecordsLeft(kLarge, {{kLarge, 4}}, 0), std::nullopt);
+  EXPECT_FALSE(room.Fits({{kLarge, 4}}, 0));
+}
+
+TEST(LowerRoomTest, FrozenTierBelowHoldsWhatItHolds) {
+  LowerRoom room = TwoSizes();
+  room.sizes[kSmall].slots_made = 8;
+  room.sizes[kSmall].slots_used = 5;
+
+  room.FreezeBelow();
+
+  EXPECT_EQ(room.RecordsLeft(kSmall, {}, 0), 10 + 5);
+  EXPECT_EQ(room.RecordsLeft(kLarge, {}, 0), 3);
 }
 
 TEST(LowerRoomTest, WithoutATierBelowTheHostIsAll) {
@@ -66,55 +79,121 @@ TEST(LowerRoomTest, WithoutATierBelowTheHostIsAll) {
   EXPECT_EQ(room.RecordsLeft(kSmall, {{kSmall, 4}}, 220), 4);
 }
 
-TEST(LowerRoomTest, SizeFirstPromisedAfterALookIsCountedByItsBytes) {
-  EXPECT_EQ(TwoSizes().RecordsLeft(kSmall, {{1300, 1}}, 0), 10);  // It takes of what lies below.
-  EXPECT_EQ(TwoSizes().RecordsLeft(kSmall, {{1000, 2}}, 0), 0 + 4);
-  EXPECT_EQ(TwoSizes().RecordsLeft(kSmall, {{1501, 1}}, 0), std::nullopt);
+// One large record stays in the host where its segment would leave no room for the small ones',
+// whichever size comes first.
+TEST(LowerRoomTest, WhatIsPromisedInTheEndDoesNotDependOnWhoTakesOfTheHostFirst) {
+  const LowerRoom room = {
+      .host_bytes = 33,
+      .below_bytes = 249,
+      .sizes = {{11, {.host_cost_bytes = 11, .segment_slots = 11, .segment_bytes = 121}},
+                {21, {.host_cost_bytes = 21, .segment_slots = 5, .segment_bytes = 105}}}};
+  ASSERT_TRUE(room.Fits({{21, 6}}, 0));
+  ASSERT_GE(room.RecordsLeft(11, {{21, 6}}, 0), 12);
+
+  EXPECT_TRUE(room.Fits({{11, 6}, {21, 6}}, 0));
 }
 
-// What is promised can be put somewhere: some whole runs of each size below, the rest in the host.
-bool CanBePut(const LowerRoom& room, const PromisedRecords& promised) {
-  const LowerRoom::Size& small = room.sizes.at(kSmall);
-  const LowerRoom::Size& large = room.sizes.at(kLarge);
-  const auto in_host = [](const LowerRoom::Size& size, uint64_t records, uint64_t runs) {
-    const uint64_t below = size.kept_below + runs * size.run_records_below;
-    return (records - std::min(records, below)) * size.host_cost_bytes;
-  };
-  for (uint64_t of_small = 0; of_small * small.run_bytes_below <= room.below_bytes; ++of_small) {
-    const uint64_t left = room.below_bytes - of_small * small.run_bytes_below;
-    const uint64_t of_large = left / large.run_bytes_below;
-    if (in_host(small, promised.at(kSmall), of_small) +
-            in_host(large, promised.at(kLarge), of_large) <=
-        room.host_bytes) {
+// --- properties, against all ways to place
+
+using Item = PromisedRecords::value_type;
+
+// Whether some number of segments of each size leaves no more than the host holds.
+bool CanBePlaced(const LowerRoom& room, std::vector<Item> promised, uint64_t host_bytes,
+                 uint64_t below_bytes) {
+  if (promised.empty()) return true;
+  const auto [bytes, records] = promised.back();
+  promised.pop_back();
+  const LowerRoom::Size& size = room.sizes.at(bytes);
+  for (uint64_t segments = 0; segments * size.segment_bytes <= below_bytes; ++segments) {
+    const uint64_t below = size.slots_made + segments * size.segment_slots;
+    const uint64_t in_host = (records - std::min(records, below)) * size.host_cost_bytes;
+    if (in_host <= host_bytes && CanBePlaced(room, promised, host_bytes - in_host,
+                                             below_bytes - segments * size.segment_bytes)) {
       return true;
     }
   }
   return false;
 }
 
-TEST(LowerRoomTest, NothingIsPromisedThatFindsNoPlace) {
-  std::mt19937_64 random(test::RandomSeed());
-  const auto up_to = [&](uint64_t most) { return random() % (most + 1); };
+bool CanBePlaced(const LowerRoom& room, const PromisedRecords& promised) {
+  return CanBePlaced(room, {promised.begin(), promised.end()}, room.host_bytes, room.below_bytes);
+}
+
+TEST(LowerRoomTest, FitsIsTrueOfWhatCanBePlacedAndOfNothingElse) {
   int fitting = 0;
-  for (int round = 0; round < 20000; ++round) {
-    LowerRoom room{.host_bytes = up_to(2000), .below_bytes = up_to(4000)};
-    for (const uint64_t bytes : {kSmall, kLarge}) {
-      const uint64_t run = 1 + up_to(5);
-      room.sizes[bytes] = {.host_cost_bytes = bytes + 10,
-                           .kept_below = up_to(6),
-                           .run_records_below = run,
-                           .run_bytes_below = run * (bytes + 5)};
+  int all = 0;
+  for (uint64_t host = 0; host <= 14; ++host) {
+    for (uint64_t below = 0; below <= 24; below += 2) {
+      for (const uint64_t made : {0, 2}) {
+        LowerRoom room{.host_bytes = host, .below_bytes = below};
+        room.sizes[2] = {.host_cost_bytes = 2,
+                         .slots_made = made, .segment_slots = 4, .segment_bytes = 9};
+        room.sizes[3] = {.host_cost_bytes = 4,
+                         .slots_made = 0, .segment_slots = 2, .segment_bytes = 7};
+        room.sizes[5] = {.host_cost_bytes = 5,
+                         .slots_made = 0, .segment_slots = 1, .segment_bytes = 6};
+        for (uint64_t records = 0; records < 8 * 6 * 5; ++records) {
+          const PromisedRecords promised = {
+              {2, records % 8}, {3, records / 8 % 6}, {5, records / 48}};
+          const bool can_be_placed = CanBePlaced(room, promised);
+          ASSERT_EQ(room.Fits(promised, 0), can_be_placed)
+              << "host " << host << " below " << below << " made " << made << ": " << records;
+          ++all;
+          fitting += can_be_placed ? 1 : 0;
+        }
+      }
     }
-    PromisedRecords promised = {{kSmall, up_to(40)}, {kLarge, up_to(15)}};
-    const auto left = room.RecordsLeft(kLarge, promised, 0);
-    if (!left.has_value()) continue;
-    ++fitting;
-    ASSERT_TRUE(CanBePut(room, promised)) << "round " << round;
-    promised[kLarge] += *left;
-    ASSERT_TRUE(CanBePut(room, promised)) << "round " << round << ": " << *left << " more";
-    ASSERT_EQ(room.RecordsLeft(kLarge, promised, 0), 0) << "round " << round;
   }
-  EXPECT_GT(fitting, 1000);
+  EXPECT_GT(fitting, all / 4);
+  EXPECT_LT(fitting, all * 3 / 4);
+}
+
+class DrawnRoom {
+ public:
+  explicit DrawnRoom(uint64_t seed, size_t sizes) : random_(seed) {
+    const uint64_t segment = 64 + UpTo(448);
+    room_.host_bytes = UpTo(400);
+    room_.below_bytes = UpTo(3 * segment);
+    while (room_.sizes.size() < sizes) {
+      const uint64_t bytes = 1 + UpTo(60);
+      const uint64_t slots = std::max<uint64_t>(segment / bytes, 1);
+      room_.sizes[bytes] = {.host_cost_bytes = bytes + UpTo(2),
+                            .slots_made = UpTo(1) * UpTo(6), .segment_slots = slots, .segment_bytes = slots * (bytes + UpTo(1))};
+    }
+  }
+  const LowerRoom& room() const { return room_; }
+  uint64_t UpTo(uint64_t most) { return random_() % (most + 1); }
+  uint64_t AnySize() {
+    return std::next(room_.sizes.begin(), static_cast<ptrdiff_t>(UpTo(room_.sizes.size() - 1)))
+        ->first;
+  }
+
+ private:
+  std::mt19937_64 random_;
+  LowerRoom room_;
+};
+
+TEST(LowerRoomTest, WhatIsPromisedStepByStepFitsAndFitsWithLess) {
+  const uint64_t seed = test::RandomSeed();
+  for (uint64_t round = 0; round < 3000; ++round) {
+    DrawnRoom drawn(seed + round, 2 + round % 2);
+    const LowerRoom& room = drawn.room();
+    PromisedRecords promised;
+    for (int step = 0; step < 20; ++step) {
+      const uint64_t bytes = drawn.AnySize();
+      const uint64_t left = room.RecordsLeft(bytes, promised, 0);
+      promised[bytes] += left + 1;
+      ASSERT_FALSE(room.Fits(promised, 0)) << "round " << round << " step " << step;
+      promised[bytes] -= 1 + drawn.UpTo(left);
+      ASSERT_TRUE(room.Fits(promised, 0)) << "round " << round << " step " << step;
+      ASSERT_TRUE(CanBePlaced(room, promised)) << "round " << round << " step " << step;
+      if (step % 3 == 0) {  // Some of one size go.
+        const auto less = promised.find(bytes);
+        less->second -= drawn.UpTo(less->second);
+        ASSERT_TRUE(room.Fits(promised, 0)) << "round " << round << " step " << step;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -542,7 +542,7 @@ TEST(MoverTest, CapacityOfTheHostLeavesOneRecordsRoom) {
   CacheStand stand({.host_blocks = 10});
   const uint64_t record = stand.record_bytes();
 
-  const LowerRoom room = stand.mover().RoomOf(record);
+  const LowerRoom room = stand.mover().RoomOf({&record, 1});
 
   EXPECT_EQ(room.RecordsLeft(record, {}, 0), 9);
   EXPECT_EQ(room.RecordsLeft(record, {}, 1), 8);
@@ -553,7 +553,11 @@ TEST(MoverTest, CapacityOfTheHostLeavesOneRecordsRoom) {
 TEST(MoverTest, CapacityBelowAddsUnlessTheTierIsDegraded) {
   CacheStand stand({.host_blocks = 2, .below_blocks = 5});
   const uint64_t record = stand.record_bytes();
-  const auto records = [&] { return stand.mover().RoomOf(record).RecordsLeft(record, {}, 0); };
+  const auto records = [&] {
+    LowerRoom room = stand.mover().RoomOf({&record, 1});
+    if (!room.below_why.empty()) room.FreezeBelow();
+    return room.RecordsLeft(record, {}, 0);
+  };
   EXPECT_EQ(records(), 1 + 5);
   stand.Open("a");
   stand.Append("a", 0, 2 * kPage);

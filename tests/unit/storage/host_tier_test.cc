@@ -34,7 +34,7 @@ absl::Status WriteBlock(HostTier& tier, const BlockKey& key, const RecordGeometr
 }
 
 uint64_t CostIn(const HostTier& tier, uint64_t record_bytes) {
-  return tier.Room({&record_bytes, 1}).sizes.front().run_bytes;
+  return tier.Room({&record_bytes, 1}).sizes.front().segment_bytes;
 }
 
 TEST(HostTierTest, BudgetBeyondTheMachineIsRefusedWithBothNumbers) {

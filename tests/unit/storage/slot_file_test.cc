@@ -262,7 +262,7 @@ TEST_F(SlotFilesTest, ThreadsShareOneNewSegment) {
 uint64_t SlotsIn(const SlotFiles& files) {
   const TierRoom room = files.Room({&kSlotBytes, 1});
   const SizeRoom& size = room.sizes.front();
-  return size.kept + room.free_bytes / size.run_bytes * size.run_records;
+  return size.slots_made + room.free_bytes / size.segment_bytes * size.segment_slots;
 }
 
 TEST_F(SlotFilesTest, RoomIsNoneTheLessWhileAFileIsMadeOrDeleted) {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What open sequences are promised below the device, and whether there is room for it. The room is
+// looked at under the cache's lock: nothing is promised in between.
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "service/cache.h"
+#include "service/reason.h"
+
+namespace ebbtide::service {
+
+LowerRoom Cache::RoomBeside(uint64_t record_bytes) const {
+  std::vector<uint64_t> sizes;
+  for (const auto& [bytes, records] : promised_) sizes.push_back(bytes);
+  if (!promised_.contains(record_bytes)) sizes.push_back(record_bytes);
+  return options_.look_at_room(sizes);
+}
+
+absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening) const {
+  const uint64_t record_bytes = opening.model->record_bytes();
+  LowerRoom room = RoomBeside(record_bytes);
+  if (!room.below_why.empty()) room.FreezeBelow();
+  if (room.Fits(promised_, metadata_bytes_ + opening.metadata_bytes)) return absl::OkStatus();
+  return Refuse(
+      absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+      absl::StrCat("sequence \"", std::string(name), "\" would keep ", opening.metadata_bytes,
+                   " B for lanes, digests and score state in the host tier, which blocks of open ",
+                   "sequences need: with ", metadata_bytes_, " B of such there is room for ",
+                   room.RecordsLeft(record_bytes, promised_, metadata_bytes_), " more of ",
+                   record_bytes, " B; close sequences, or raise the host or rocksdb budget"));
+}
+
+absl::Status Cache::CheckRoom(const Sequence& facts, const Need& need) const {
+  const uint64_t record_bytes = facts.model->record_bytes();
+  LowerRoom room = RoomBeside(record_bytes);
+  if (!room.below_why.empty()) room.FreezeBelow();
+  const uint64_t metadata_bytes = metadata_bytes_ + need.metadata_bytes;
+  PromisedRecords promised = promised_;
+  promised[record_bytes] += static_cast<uint64_t>(need.blocks);
+  if (room.Fits(promised, metadata_bytes)) return absl::OkStatus();
+  return Refuse(
+      absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+      absl::StrCat(
+          "sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks of ", record_bytes,
+          " B need a place below the device, where there is room for ",
+          room.RecordsLeft(record_bytes, promised_, metadata_bytes),
+          "; close sequences, or raise the host or rocksdb budget",
+          room.below_why.empty() ? "" : "; the tier below takes none now: ", room.below_why));
+}
+
+void Cache::GiveUpPromise(const Model& model, uint64_t records) {
+  if (records == 0) return;
+  const auto promise = promised_.find(model.record_bytes());
+  EBBTIDE_CHECK(promise != promised_.end() && promise->second >= records,
+                "no more is given up than was promised");
+  promise->second -= records;
+  if (promise->second == 0) promised_.erase(promise);
+}
+
+}  // namespace ebbtide::service
