@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
+#include "service/cache_carry.h"
 #include "service/cache_sequence.h"
 #include "service/calls.h"
 #include "service/model/block_queue.h"
@@ -60,22 +61,6 @@ struct BeginArgs {
 struct Lengths {
   uint64_t length = 0;
   uint64_t committed = 0;
-};
-
-// One block to copy down, or one level further down.
-struct CarryPlan {
-  SequenceRef sequence;
-  int32_t block = 0;
-  storage::BlockKey key;
-  std::vector<int64_t> positions = {};  // Seal: [page_tokens]
-  std::vector<int32_t> slots = {};      // Seal: [lanes, page_tokens]
-};
-
-enum class CarryOutcome : uint8_t {
-  kMoved,
-  kRetry,   // The tier below did not take it: it is the next again.
-  kNoRoom,  // The tier below has no room for it: others go first, which it may have room for.
-  kLost,    // The tier it was in no longer has it whole: it stays named there, and reads say so.
 };
 
 struct CacheOptions {
@@ -194,6 +179,11 @@ class Cache {
       ABSL_LOCKS_EXCLUDED(mu_);
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
+  // May the tier below begin a segment for records of `record_bytes`: is there room still, after it,
+  // for all that is promised? Then EndSegment follows, when it was begun or will not be. One at a
+  // time: others wait.
+  bool BeginSegment(uint64_t record_bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  void EndSegment() noexcept ABSL_LOCKS_EXCLUDED(mu_);
   // Where each block lies now.
   std::vector<Block> Places(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
   // Counts the pages of a layer that no tier has whole; returns those not noted before.
@@ -238,7 +228,12 @@ class Cache {
     }
   };
   absl::StatusOr<Opening> Resolve(const OpenArgs& args) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Looks at the room for all that is promised, and for records of `record_bytes`.
+  // A segment that a carrier may begin: taken from the room, whether it is there already or not.
+  struct Growth {
+    uint64_t record_bytes = 0;
+    uint64_t segments_before = 0;  // Begun for its size.
+  };
+  // The room for all that is promised, and for records of `record_bytes`.
   LowerRoom RoomBeside(uint64_t record_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPromises(std::string_view name, const Opening& opening) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -291,6 +286,7 @@ class Cache {
   BlockQueue in_host_ ABSL_GUARDED_BY(mu_);  // In the order they came there.
   uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;
   PromisedRecords promised_ ABSL_GUARDED_BY(mu_);  // One for each block of an open sequence.
+  std::optional<Growth> growth_ ABSL_GUARDED_BY(mu_);
   uint64_t metadata_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int unsealed_ ABSL_GUARDED_BY(mu_) = 0;  // Complete blocks whose copy below is not confirmed.
   Stats stats_ ABSL_GUARDED_BY(mu_);

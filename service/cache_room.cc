@@ -3,6 +3,9 @@
 // What open sequences are promised below the device, and whether there is room for it. The room is
 // looked at under the cache's lock: nothing is promised in between.
 
+#include <set>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -12,10 +15,35 @@
 namespace ebbtide::service {
 
 LowerRoom Cache::RoomBeside(uint64_t record_bytes) const {
-  std::vector<uint64_t> sizes;
-  for (const auto& [bytes, records] : promised_) sizes.push_back(bytes);
-  if (!promised_.contains(record_bytes)) sizes.push_back(record_bytes);
-  return options_.look_at_room(sizes);
+  std::set<uint64_t> sizes = {record_bytes};
+  for (const auto& [bytes, records] : promised_) sizes.insert(bytes);
+  if (growth_) sizes.insert(growth_->record_bytes);
+  LowerRoom room = options_.look_at_room(std::vector(sizes.begin(), sizes.end()));
+  if (growth_ &&
+      room.sizes.at(growth_->record_bytes).segments_begun == growth_->segments_before) {
+    room.TakeSegment(growth_->record_bytes);  // It is still to come.
+  }
+  return room;
+}
+
+bool Cache::BeginSegment(uint64_t record_bytes) {
+  const absl::MutexLock lock(&mu_);
+  const auto nobody_does = [](std::optional<Growth>* growth) { return !growth->has_value(); };
+  mu_.Await(absl::Condition(+nobody_does, &growth_));
+  LowerRoom room = RoomBeside(record_bytes);
+  const Growth growth = {.record_bytes = record_bytes,
+                         .segments_before = room.sizes.at(record_bytes).segments_begun};
+  // Where not all that is promised has a place any more, whoever comes first takes his.
+  const bool fits = room.Fits(promised_, metadata_bytes_);
+  if (!room.TakeSegment(record_bytes)) return false;
+  if (fits && !room.Fits(promised_, metadata_bytes_)) return false;
+  growth_ = growth;
+  return true;
+}
+
+void Cache::EndSegment() noexcept {
+  const absl::MutexLock lock(&mu_);
+  growth_.reset();
 }
 
 absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening) const {

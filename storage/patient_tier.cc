@@ -107,7 +107,8 @@ absl::Status PatientTier::Write(std::span<const BlockWrite> blocks) {
   std::byte* to = copy->bytes.get();
   for (const BlockWrite& block : blocks) {
     std::ranges::copy(block.record, to);
-    copy->blocks.push_back({.key = block.key, .record = {to, block.record.size()}});
+    copy->blocks.push_back(block);
+    copy->blocks.back().record = {to, block.record.size()};
     to += block.record.size();
   }
   return Wait(

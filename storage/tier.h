@@ -25,6 +25,7 @@ namespace ebbtide::storage {
 struct BlockWrite {
   BlockKey key;
   std::span<const std::byte> record;  // A whole block record (block_record.h).
+  bool may_begin_segment = true;      // Where no slot made for its size is free.
 };
 
 enum class PageState : uint8_t {
@@ -56,6 +57,7 @@ struct TierUsage {
 struct SizeRoom {
   uint64_t slots_used = 0;     // Slots that hold a record, or did until now and cannot be used yet.
   uint64_t slots_made = 0;     // Those and the free ones, which no other size can have.
+  uint64_t segments_begun = 0;  // So far; those are in slots_made, or failed, or came and went.
   uint64_t segment_slots = 0;  // Slots of a segment that could be made yet.
   uint64_t segment_bytes = 0;  // Bytes of the budget that it takes, everything counted.
 };
@@ -74,9 +76,10 @@ class Tier {
 
   // Stores `blocks`, replacing older records of the same key. Each record is stored whole or not at
   // all; when an error is returned, some of a batch may have been stored.
-  //   kInvalidArgument    not a block record, or its identity is not the key's
-  //   kResourceExhausted  the tier is at its budget; demote or evict first
-  //   kUnavailable        the medium did not answer; the caller may retry
+  //   kInvalidArgument     not a block record, or its identity is not the key's
+  //   kFailedPrecondition  it may begin no segment, and needs one
+  //   kResourceExhausted   the tier is at its budget; demote or evict first
+  //   kUnavailable         the medium did not answer; the caller may retry
   virtual absl::Status Write(std::span<const BlockWrite> blocks) = 0;
 
   // Fills `into` of every page held, checks it, and sets its `state`. Corrupt pages are counted.

@@ -85,6 +85,14 @@ void LowerRoom::FreezeBelow() {
   for (auto& [bytes, size] : sizes) size.slots_made = size.slots_used;
 }
 
+bool LowerRoom::TakeSegment(uint64_t record_bytes) {
+  Size& size = sizes.at(record_bytes);
+  if (size.segment_slots == 0 || size.segment_bytes > below_bytes) return false;
+  below_bytes -= size.segment_bytes;
+  size.slots_made += size.segment_slots;
+  return true;
+}
+
 bool LowerRoom::Fits(const PromisedRecords& promised, uint64_t metadata_bytes) const {
   std::vector<WithoutSlot> without_slot;
   for (const auto& [bytes, records] : promised) {

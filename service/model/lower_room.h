@@ -27,6 +27,7 @@ struct LowerRoom {
     uint64_t slots_made = 0;
     uint64_t segment_slots = 0;  // 0: no segment can be made.
     uint64_t segment_bytes = 0;
+    uint64_t segments_begun = 0;
   };
   uint64_t host_bytes = 0;              // Metadata takes of them first.
   uint64_t below_bytes = 0;             // For segments of any size.
@@ -35,6 +36,9 @@ struct LowerRoom {
 
   // The tier below takes no more than it holds.
   void FreezeBelow();
+
+  // A segment for records of `record_bytes` is made. False where the bytes for it are not there.
+  bool TakeSegment(uint64_t record_bytes);
 
   // Can all that is promised be placed beside the metadata: in slots below that are made, in whole
   // segments that can be made, and the rest in the host? What fits, fits with less promised too.

@@ -271,8 +271,19 @@ bool Mover::AwaitFreed(uint64_t before, absl::Duration deadline) const {
   return freed_ != before;
 }
 
-absl::Status Mover::WriteRocksdb(const storage::BlockWrite& write) {
-  const absl::Status status = tiers_.rocksdb->Write({&write, 1});
+absl::Status Mover::WriteRocksdb(storage::BlockWrite write) {
+  const uint64_t record_bytes = write.record.size();
+  write.may_begin_segment = false;
+  absl::Status status = tiers_.rocksdb->Write({&write, 1});
+  if (absl::IsFailedPrecondition(status)) {  // It needs a segment: is none promised the bytes?
+    if (!cache_.BeginSegment(record_bytes)) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "what is left below is promised to records of other sizes than ", record_bytes, " B"));
+    }
+    const absl::Cleanup ends = [this] { cache_.EndSegment(); };
+    write.may_begin_segment = true;
+    status = tiers_.rocksdb->Write({&write, 1});
+  }
   // A budget that is used up is no fault: what is promised is within it.
   if (!absl::IsResourceExhausted(status) || HasRoom(*tiers_.rocksdb, write.record.size()))
     NoteMedium(status);
@@ -333,6 +344,7 @@ LowerRoom Mover::RoomOf(std::span<const uint64_t> record_bytes) const {
     size.slots_made = below.sizes[i].slots_made;
     size.segment_slots = below.sizes[i].segment_slots;
     size.segment_bytes = below.sizes[i].segment_bytes;
+    size.segments_begun = below.sizes[i].segments_begun;
   }
   return room;
 }

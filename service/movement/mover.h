@@ -102,7 +102,8 @@ class Mover {
   RecordBuffer TakeBuffer(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void KeepBuffer(RecordBuffer buffer) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<TierName> WriteDown(const storage::BlockWrite& write);
-  // Moves the block longest in the host of those that the tier below has room for.
+  // Moves the block longest in the host of those that the tier below has room for. Where the host is
+  // full, one of those promised a place below is among them (LowerRoom::Fits).
   bool MoveOneDown() ABSL_LOCKS_EXCLUDED(mu_);
   bool MoveFirstThatFits();
   absl::Status MoveDown(const CarryPlan& plan) noexcept;
@@ -110,7 +111,8 @@ class Mover {
   // or none is under way any more.
   uint64_t Freed() const ABSL_LOCKS_EXCLUDED(mu_);
   bool AwaitFreed(uint64_t before, absl::Duration deadline) const ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status WriteRocksdb(const storage::BlockWrite& write) ABSL_LOCKS_EXCLUDED(mu_);
+  // In a slot that is made, or in a segment that what is promised leaves room for.
+  absl::Status WriteRocksdb(storage::BlockWrite write) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteMedium(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Zero(const OpenedSequence& sequence);
   void SettleOwed() noexcept ABSL_LOCKS_EXCLUDED(mu_);

@@ -67,16 +67,20 @@ absl::Status HostTier::Write(std::span<const BlockWrite> blocks) {
 
 absl::Status HostTier::WriteOne(const BlockWrite& block) {
   EBBTIDE_ASSIGN_OR_RETURN(const RecordHeader header, CheckRecord(block.key, block.record));
+  if (!block.may_begin_segment) {  // Each record is one of its own, and none is made before.
+    return absl::FailedPreconditionError("host tier: no extent is free, and none may be taken");
+  }
   EBBTIDE_ASSIGN_OR_RETURN(const Extent extent, pool_->Store(block.record, kRecordOverheadBytes));
   absl::Cleanup give_back = [&] { pool_->Free(extent, kRecordOverheadBytes); };
   auto record = std::make_shared<const Record>(pool_, extent, header);
   std::move(give_back).Cancel();  // The record does, at its end.
   {
     absl::MutexLock lock(&mu_);
-    uint64_t& held = held_[block.record.size()];
+    Count& count = counts_[block.record.size()];
     records_[block.key].swap(record);
-    ++held;
-    if (record != nullptr) --held_[record->bytes().size()];
+    ++count.held;
+    ++count.written;
+    if (record != nullptr) --counts_[record->bytes().size()].held;
   }
   return absl::OkStatus();  // The replaced record goes here, outside the lock.
 }
@@ -117,7 +121,7 @@ absl::Status HostTier::Erase(std::span<const BlockKey> keys) {
   absl::MutexLock lock(&mu_);
   for (const BlockKey& key : keys) {
     if (const auto found = records_.find(key); found != records_.end()) {
-      --held_[found->second->bytes().size()];
+      --counts_[found->second->bytes().size()].held;
       erased.push_back(std::move(found->second));
       records_.erase(found);
     }
@@ -137,10 +141,11 @@ TierRoom HostTier::Room(std::span<const uint64_t> record_bytes) const {
   absl::MutexLock lock(&mu_);
   TierRoom room{.free_bytes = budget_.free_bytes(), .sizes = {}};
   for (const uint64_t bytes : record_bytes) {
-    const auto found = held_.find(bytes);
-    const uint64_t held = found == held_.end() ? 0 : found->second;
-    room.sizes.push_back({.slots_used = held,
-                          .slots_made = held,
+    const auto found = counts_.find(bytes);
+    const Count count = found == counts_.end() ? Count() : found->second;
+    room.sizes.push_back({.slots_used = count.held,
+                          .slots_made = count.held,
+                          .segments_begun = count.written,
                           .segment_slots = 1,
                           .segment_bytes = RoundUp(bytes, kRecordAlignment) + kRecordOverheadBytes});
   }

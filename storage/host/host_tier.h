@@ -58,7 +58,12 @@ class HostTier final : public Tier {
   // guarded by mu_
   mutable absl::Mutex mu_;
   absl::flat_hash_map<BlockKey, std::shared_ptr<const Record>> records_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, uint64_t> held_ ABSL_GUARDED_BY(mu_);  // Records by their bytes.
+  // Records by their bytes: those held, and all that ever came.
+  struct Count {
+    uint64_t held = 0;
+    uint64_t written = 0;
+  };
+  absl::flat_hash_map<uint64_t, Count> counts_ ABSL_GUARDED_BY(mu_);
 
   // synchronised by itself
   std::atomic<uint64_t> corrupt_pages_ = 0;

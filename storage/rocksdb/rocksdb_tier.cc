@@ -112,7 +112,7 @@ absl::Status RocksdbTier::WriteOne(const BlockWrite& block) {
                      budget_.free_bytes(), " B of ", budget_.limit_bytes(),
                      " B free; evict first, or raise rocksdb.budget"));
   }
-  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, slots_.Allocate(block.record.size()));
+  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, slots_.Allocate(block.record.size(), block.may_begin_segment));
   absl::Cleanup free_slot = [&] { slots_.Free(place); };
   EBBTIDE_RETURN_IF_ERROR(slots_.Find(place.segment)->Write(place.slot, block.record));
   std::move(free_slot).Cancel();  // An exception leaves open whether the index names it.

@@ -13,9 +13,9 @@
 
 namespace ebbtide::storage {
 
-absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes) {
+absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes, bool may_begin_segment) {
   SegmentShape shape = {.slot_bytes = slot_bytes, .slots = SlotsPerSegment(slot_bytes)};
-  EBBTIDE_ASSIGN_OR_RETURN(const std::optional<SlotPlace> place, TakeOrGrow(shape));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::optional<SlotPlace> place, TakeOrGrow(shape, may_begin_segment));
   if (place) return *place;
   absl::Cleanup give_up = [&] {  // However it fails, others may try.
     absl::MutexLock lock(&mu_);
@@ -28,7 +28,8 @@ absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes) {
   return TakeFirst(shape, std::move(segment));
 }
 
-absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& shape) {
+absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& shape,
+                                                               bool may_begin_segment) {
   absl::MutexLock lock(&mu_);
   SizeClass& size_class = classes_[shape.slot_bytes];
   // One segment at a time: two made for two waiting records would both stay half empty.
@@ -37,6 +38,10 @@ absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& sha
   for (;;) {
     mu_.Await(absl::Condition(+can_go_on, &size_class));
     if (const auto place = Take(size_class)) return place;
+    if (!may_begin_segment) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rocksdb tier: no slot of ", shape.slot_bytes, " B is free, and no slot file may be begun"));
+    }
     if (options_.budget.TryCharge(ChargeBytes(shape))) break;
     if (deleting_bytes_ == 0) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -47,6 +52,7 @@ absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& sha
     mu_.Await(absl::Condition(+are_deleted, &deleting_bytes_));  // Theirs may be enough.
   }
   size_class.is_growing = true;
+  ++size_class.segments_begun;
   shape.id = next_segment_++;
   return std::optional<SlotPlace>();
 }
@@ -100,6 +106,7 @@ TierRoom SlotFiles::Room(std::span<const uint64_t> slot_bytes) const {
     const SizeClass& size_class = found->second;
     size.slots_used = size_class.slots - size_class.free_slots;
     size.slots_made = size_class.slots + (size_class.is_growing ? shape.slots : 0);
+    size.segments_begun = size_class.segments_begun;
   }
   return room;
 }

@@ -62,9 +62,11 @@ class SlotFiles {
       : folder_(folder), options_(options) {}
 
   // A slot of `slot_bytes` (a multiple of 4096), in a new segment where none has room.
-  //   kResourceExhausted  a new segment passes the budget, or the disk is full
-  //   kUnavailable        the disk did not answer
-  absl::StatusOr<SlotPlace> Allocate(uint64_t slot_bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  //   kFailedPrecondition  it may begin no segment, and needs one
+  //   kResourceExhausted   a new segment passes the budget, or the disk is full
+  //   kUnavailable         the disk did not answer
+  absl::StatusOr<SlotPlace> Allocate(uint64_t slot_bytes, bool may_begin_segment = true)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Gives a slot back, at once or when the readers of this moment are done.
   void Free(const SlotPlace& place) ABSL_LOCKS_EXCLUDED(mu_);
@@ -94,6 +96,7 @@ class SlotFiles {
     absl::btree_set<WithRoom> with_room;
     uint64_t slots = 0;
     uint64_t free_slots = 0;
+    uint64_t segments_begun = 0;
     bool is_growing = false;  // A segment is charged and being made.
   };
   struct Freed {
@@ -114,7 +117,8 @@ class SlotFiles {
   void Return(const SlotPlace& place, Emptied& emptied) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A slot that is there; where there is none, charges a segment, numbers it, and leaves it to the
   // caller to make.
-  absl::StatusOr<std::optional<SlotPlace>> TakeOrGrow(SegmentShape& shape) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::optional<SlotPlace>> TakeOrGrow(SegmentShape& shape, bool may_begin_segment)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Of a new segment, which is one that is being made no more. Memory that runs out half-way ends
   // the process: half an insertion would lose its slots.
   SlotPlace TakeFirst(const SegmentShape& shape, std::shared_ptr<Segment> segment) noexcept

@@ -364,6 +364,31 @@ TEST_P(TierContract, RoomIsThatBesideRecordsOfOtherSizes) {
   }
 }
 
+TEST_P(TierContract, WriteThatMayBeginNoSegmentTakesAFreeSlotOrNothing) {
+  const auto write = [&](uint32_t block) {
+    const BlockKey key = {1, block, 0};
+    const std::vector<std::byte> record = MakeRecord(key, geometry_, 0);
+    const BlockWrite no_segment = {.key = key, .record = record, .may_begin_segment = false};
+    return tier().Write({&no_segment, 1});
+  };
+  EXPECT_THAT(write(1), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no")));
+  ExpectMissing({1, 1, 0}, geometry_);
+  EXPECT_EQ(Room(geometry_).sizes[0].segments_begun, 0u);
+  ASSERT_OK(Write({1, 0, 0}, geometry_));
+  const TierRoom begun = Room(geometry_);
+  EXPECT_EQ(begun.sizes[0].segments_begun, 1u);
+  EXPECT_EQ(begun.sizes[0].slots_used, 1u);
+  const auto slots = static_cast<uint32_t>(begun.sizes[0].slots_made);
+
+  for (uint32_t block = 1; block < slots; ++block) EXPECT_OK(write(block));
+
+  EXPECT_THAT(write(slots), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no")));
+  EXPECT_EQ(Room(geometry_).sizes[0].slots_used, slots);
+  EXPECT_EQ(Room(geometry_).sizes[0].slots_made, slots);
+  EXPECT_EQ(Room(geometry_).free_bytes, begun.free_bytes);
+  for (uint32_t block = 0; block < slots; ++block) ExpectHeld({1, block, 0}, geometry_);
+}
+
 TEST_P(TierContract, RefusedWriteChangesNothing) {
   const uint32_t blocks = Fill(1, geometry_);
   const RecordGeometry larger = MakeGeometry(4, 8, 65536);

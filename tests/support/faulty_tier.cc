@@ -36,8 +36,8 @@ absl::Status FaultyTier::Write(std::span<const BlockWrite> blocks) {
   }
   for (const BlockWrite& block : blocks) {
     const std::vector<std::byte> damaged = Damage(block.record);
-    const BlockWrite write = {.key = block.key,
-                              .record = damaged.empty() ? block.record : std::span(damaged)};
+    BlockWrite write = block;
+    if (!damaged.empty()) write.record = damaged;
     EBBTIDE_RETURN_IF_ERROR(tier_.Write({&write, 1}));
   }
   return absl::OkStatus();

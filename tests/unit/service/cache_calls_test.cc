@@ -51,7 +51,7 @@ class CacheCallsTest : public testing::Test {
                         std::span<const int64_t> positions = {}) {
     const std::vector<std::vector<int32_t>> nobody(2);
     std::vector<std::vector<int32_t>> slots;
-    stand_.SetRoom(records);
+    stand_.SetRoom([=](auto sizes) { return test::RoomFor(records, sizes); });
     return cache().Place(ticket, {.victims = nobody, .positions = positions}, &slots).status();
   }
   std::vector<int32_t> Resident(int layer, int head) const {

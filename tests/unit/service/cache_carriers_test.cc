@@ -3,12 +3,16 @@
 // Plans and commits of blocks: what carriers are told, in which order, and what they may do to a
 // sequence that is closed meanwhile.
 
+#include <span>
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/status_matchers.h"
 #include "tests/unit/service/cache_stand.h"
 
 namespace ebbtide::service {
@@ -156,6 +160,97 @@ TEST_F(CacheCarriersTest, MoveIsCommittedByItsOutcome) {
   EXPECT_EQ(BlockOf(2).tier, TierName::kHost);  // Named where it was lost.
   EXPECT_EQ(cache().PlanMoveDown()->block, 1);
   EXPECT_EQ(cache().Counters().blocks_moved_down, 1U);
+}
+
+// --- segments below
+
+class CacheSegmentsTest : public CacheCarriersTest {
+ protected:
+  CacheSegmentsTest() {
+    stand_.SetRoom([this](std::span<const uint64_t> sizes) {
+      LowerRoom room{.below_bytes = below_bytes_};
+      for (const uint64_t bytes : sizes) {
+        room.sizes[bytes] = {.segment_slots = 2, .segment_bytes = 10};
+      }
+      if (const auto other = room.sizes.find(kOther); other != room.sizes.end()) {
+        other->second.slots_made = 2 * begun_;
+        other->second.segments_begun = begun_;
+      }
+      return room;
+    });
+  }
+  absl::Status Place(int32_t tokens) {
+    const Ticket ticket = stand_.Begin("a", 0, 0, tokens);
+    const std::vector<std::vector<int32_t>> nobody(2);
+    std::vector<std::vector<int32_t>> slots;
+    const absl::Status status =
+        cache().Place(ticket, {.victims = nobody, .positions = {}}, &slots).status();
+    status.ok() ? void(cache().Withdraw(ticket)) : cache().Abandon(ticket);
+    return status;
+  }
+
+  static constexpr uint64_t kOther = 12345;
+  uint64_t below_bytes_ = 20;  // For two segments.
+  uint64_t begun_ = 0;         // Segments for records of kOther.
+};
+
+TEST_F(CacheSegmentsTest, SegmentIsBegunWhereWhatIsPromisedFitsBesideIt) {
+  stand_.Append("a", 0, 2 * kPage);  // Two records: a segment of their own.
+
+  EXPECT_TRUE(cache().BeginSegment(kOther));
+  cache().EndSegment();
+  below_bytes_ = 10;
+  EXPECT_FALSE(cache().BeginSegment(kOther));
+  EXPECT_TRUE(cache().BeginSegment(stand_.record_bytes()));
+  cache().EndSegment();
+  below_bytes_ = 9;
+  EXPECT_FALSE(cache().BeginSegment(stand_.record_bytes()));
+}
+
+TEST_F(CacheSegmentsTest, WhatFitsNoMoreIsMovedAsItComes) {
+  stand_.Append("a", 0, 3 * kPage);
+  below_bytes_ = 10;  // As where a tier lost some.
+
+  EXPECT_TRUE(cache().BeginSegment(kOther));
+  cache().EndSegment();
+}
+
+TEST_F(CacheSegmentsTest, SegmentThatIsBegunIsNotPromised) {
+  EXPECT_OK(Place(4 * kPage));
+  ASSERT_TRUE(cache().BeginSegment(kOther));
+
+  EXPECT_FALSE(Place(3 * kPage).ok());
+  EXPECT_OK(Place(2 * kPage));
+
+  cache().EndSegment();
+  EXPECT_OK(Place(4 * kPage));
+}
+
+TEST_F(CacheSegmentsTest, SegmentThatIsBegunIsTakenFromTheRoomOnce) {
+  ASSERT_TRUE(cache().BeginSegment(kOther));
+
+  begun_ = 1;  // It is there.
+  below_bytes_ = 10;
+
+  EXPECT_OK(Place(2 * kPage));
+  EXPECT_FALSE(Place(3 * kPage).ok());
+  cache().EndSegment();
+  EXPECT_OK(Place(2 * kPage));
+}
+
+TEST_F(CacheSegmentsTest, OneSegmentIsBegunAtATime) {
+  ASSERT_TRUE(cache().BeginSegment(kOther));
+  absl::Notification has_begun;
+  std::thread other([&] {
+    EXPECT_TRUE(cache().BeginSegment(kOther));
+    has_begun.Notify();
+  });
+  EXPECT_FALSE(has_begun.WaitForNotificationWithTimeout(absl::Milliseconds(20)));
+
+  cache().EndSegment();
+
+  other.join();
+  cache().EndSegment();
 }
 
 TEST_F(CacheCarriersTest, ClosedSequenceIsPlannedNoMore) {

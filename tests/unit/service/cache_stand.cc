@@ -56,7 +56,7 @@ CacheStand::CacheStand(const CacheSetup& setup)
       cache_({.device_budget_bytes = setup.device_bytes,
               .default_recall = "exact",
               .idle_timeout = absl::Minutes(10),
-              .look_at_room = [this](auto sizes) { return RoomFor(room_records_, sizes); }},
+              .look_at_room = [this](auto sizes) { return look_at_room_(sizes); }},
              clock_),
       mover_(cache_, clock_, carriers_, backend_, tiers_) {
   EBBTIDE_CHECK(cache_.RegisterModel("m", tokens_.geometry, "w").ok(), "the model is sound");

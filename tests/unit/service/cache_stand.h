@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/cpu/cpu_backend.h"
@@ -49,8 +50,8 @@ class CacheStand {
   std::span<const std::byte> pool() const { return pool_; }
   const Tokens& tokens() const { return tokens_; }
   uint64_t record_bytes() const;
-  // The cache finds room for so many records, and for any metadata; before, for all that is asked.
-  void SetRoom(uint64_t records) { room_records_ = records; }
+  // What the cache sees from now on where it looks at the room; before, room for all that is asked.
+  void SetRoom(service::LookAtRoom look) { look_at_room_ = std::move(look); }
   // What one record takes of the host's budget.
   uint64_t host_cost() const;
 
@@ -88,7 +89,7 @@ class CacheStand {
   FaultyTier below_;
   gpu::CpuBackend backend_{1};
   service::LowerTiers tiers_;
-  uint64_t room_records_ = uint64_t{1} << 40;
+  service::LookAtRoom look_at_room_ = [](auto sizes) { return RoomFor(uint64_t{1} << 40, sizes); };
   service::Cache cache_;
   service::Mover mover_;
 };

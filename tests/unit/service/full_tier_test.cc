@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -15,6 +17,7 @@
 
 #include "service/reason.h"
 #include "tests/support/engine_stand.h"
+#include "tests/support/random_seed.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/stepped_executor.h"
 
@@ -123,6 +126,110 @@ TEST(TwoModelsTest, WhatOneModelsBlocksHoldIsNotPromisedToAnother) {
   Worker* const last = &open(small, "last");
   EXPECT_GT(fill({&last, 1}, 0), each);  // Its size kept its place.
   stand.engine().CheckInvariants();
+}
+
+// Carriers come late: all is promised before a block has moved.
+class LateCarriersTest : public testing::Test {
+ protected:
+  // A stand whose carriers come when they are told.
+  struct Late {
+    explicit Late(uint64_t host_bytes)
+        : stand({.host_bytes = host_bytes, .rocksdb_bytes = 35 << 20, .carriers = &carriers}) {}
+    service::Engine& engine() { return stand.engine(); }
+    void Carry() {
+      engine().CloseIdle();  // Kicks them.
+      carriers.RunAll();
+    }
+    test::SteppedExecutor carriers;
+    EngineStand stand;
+  };
+  static std::unique_ptr<Worker> WorkerOf(Late& late, const Tokens& tokens,
+                                          const std::string& name) {
+    auto worker = std::make_unique<Worker>(late.engine(), tokens, name);
+    worker->open = {
+        .policy = "keydiff", .recall = "off", .budget_tokens = 2048, .chunk_tokens = 16};
+    return worker;
+  }
+  static absl::Status Step(Worker& worker, int32_t first) {
+    return worker
+        .StepAllLayers(
+            {.first = first, .count = 16, .phase = Phase::kPrefill, .sends_queries = false})
+        .status;
+  }
+
+  const Tokens small_{.geometry = test::SmallGeometry()};
+  const Tokens large_ = [] {
+    Tokens large{.geometry = test::SmallGeometry()};
+    large.geometry.layers = 8;
+    return large;
+  }();
+};
+
+// The last slot file below is promised to the large blocks, and the oldest block is a small one.
+TEST_F(LateCarriersTest, NoBlockTakesTheSlotFileThatAnotherSizeWasPromised) {
+  for (uint64_t host_bytes = 640 << 10; host_bytes < 1200 << 10; host_bytes += 40 << 10) {
+    Late late(host_bytes);
+    const auto small = WorkerOf(late, small_, "small");
+    const auto large = WorkerOf(late, large_, "large");
+    ASSERT_OK(small->Open().status());
+    ASSERT_OK(large->Open().status());
+    ASSERT_OK(Step(*small, 0));
+    absl::Status full;
+    for (int32_t first = 0; full.ok(); first += 16) full = Step(*large, first);
+    ASSERT_EQ(ReasonOf(full), "LOWER_TIERS_FULL");
+
+    for (int i = 0; i < 50; ++i) late.Carry();
+
+    EXPECT_TRUE(late.engine().Settle(absl::ZeroDuration())) << host_bytes << " B: no room";
+    int32_t first = 16;
+    for (full = absl::OkStatus(); full.ok(); first += 16) full = Step(*small, first);
+    EXPECT_EQ(ReasonOf(full), "LOWER_TIERS_FULL");
+    ASSERT_OK(late.engine().CloseSequence("large"));
+    EXPECT_OK(Step(*small, first - 16));
+  }
+}
+
+TEST_F(LateCarriersTest, AllThatIsPromisedFindsItsPlaceWheneverTheyCome) {
+  test::ForEachSeed(5, [this](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    Late late((640 << 10) + random() % (512 << 10));
+    struct Run {
+      std::unique_ptr<Worker> worker;
+      std::string name;
+      int32_t first = 0;
+    };
+    std::vector<Run> runs;
+    int opened = 0;
+    int refused = 0;
+    for (int step = 0; step < 400; ++step) {
+      const uint64_t choice = random() % 100;
+      if (choice < 2 && !runs.empty()) {
+        std::swap(runs[random() % runs.size()], runs.back());
+        ASSERT_OK(late.engine().CloseSequence(runs.back().name));
+        runs.pop_back();
+      } else if (choice < 8) {
+        late.Carry();
+      } else if (runs.empty() || (choice < 20 && runs.size() < 4)) {
+        const Tokens& tokens = random() % 2 == 0 ? small_ : large_;
+        const std::string name = std::to_string(opened++);
+        auto worker = WorkerOf(late, tokens, name);
+        const absl::Status status = worker->Open().status();
+        ASSERT_TRUE(status.ok() || ReasonOf(status) == "LOWER_TIERS_FULL") << status;
+        if (status.ok()) runs.push_back({.worker = std::move(worker), .name = name});
+      } else {
+        Run& run = runs[random() % runs.size()];
+        const absl::Status status = Step(*run.worker, run.first);
+        if (status.ok()) run.first += 16;
+        if (!status.ok()) ++refused;
+        ASSERT_TRUE(status.ok() || ReasonOf(status) == "LOWER_TIERS_FULL") << status;
+      }
+      if (step % 40 == 0) late.engine().CheckInvariants();
+    }
+    for (int i = 0; i < 20; ++i) late.Carry();
+
+    EXPECT_TRUE(late.engine().Settle(absl::ZeroDuration())) << "a block found no room";
+    EXPECT_GT(refused, 10);
+  });
 }
 
 TEST(FullHostTest, SequenceThatWouldKeepMoreThanTheHostHoldsIsNotOpened) {

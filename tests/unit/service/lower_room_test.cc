@@ -196,5 +196,66 @@ TEST(LowerRoomTest, WhatIsPromisedStepByStepFitsAndFitsWithLess) {
   }
 }
 
+TEST(LowerRoomTest, SegmentIsTakenWhereItsBytesAre) {
+  LowerRoom room = TwoSizes();
+
+  EXPECT_TRUE(room.TakeSegment(kLarge));
+  EXPECT_TRUE(room.TakeSegment(kLarge));
+  EXPECT_FALSE(room.TakeSegment(kSmall));
+
+  EXPECT_EQ(room.below_bytes, 100);
+  EXPECT_EQ(room.sizes.at(kLarge).slots_made, 4);
+  EXPECT_EQ(room.sizes.at(kSmall).slots_made, 0);
+  room.sizes.at(kSmall).segment_slots = 0;
+  EXPECT_FALSE(room.TakeSegment(kSmall));
+}
+
+// Blocks come into the host in any order; where it is full, the oldest goes below whose size has a
+// slot free, or a segment that leaves room for the rest. Then all that fitted finds its place.
+TEST(LowerRoomTest, WhatFitsFindsItsPlaceWhateverComesFirst) {
+  const uint64_t seed = test::RandomSeed();
+  uint64_t moved = 0;
+  for (uint64_t round = 0; round < 2000; ++round) {
+    DrawnRoom drawn(seed + round, 2 + round % 2);
+    LowerRoom room = drawn.room();
+    PromisedRecords promised;
+    std::vector<uint64_t> blocks;
+    for (int step = 0; step < 6; ++step) {
+      const uint64_t bytes = drawn.AnySize();
+      const uint64_t more = drawn.UpTo(room.RecordsLeft(bytes, promised, 0));
+      promised[bytes] += more;
+      blocks.insert(blocks.end(), more, bytes);
+    }
+    for (size_t i = 1; i < blocks.size(); ++i) std::swap(blocks[i], blocks[drawn.UpTo(i)]);
+
+    uint64_t largest = 0;  // Beside the host's share: as much as one record takes.
+    for (const auto& [bytes, size] : room.sizes) largest = std::max(largest, size.host_cost_bytes);
+    uint64_t free = room.host_bytes + largest;
+    std::vector<uint64_t> host;
+    const auto goes_below = [&](uint64_t bytes) {
+      LowerRoom::Size& size = room.sizes.at(bytes);
+      LowerRoom after = room;
+      if (size.slots_used == size.slots_made) {
+        if (!after.TakeSegment(bytes) || !after.Fits(promised, 0)) return false;
+        room = after;
+      }
+      ++room.sizes.at(bytes).slots_used;
+      return true;
+    };
+    for (const uint64_t block : blocks) {
+      while (free < room.sizes.at(block).host_cost_bytes) {
+        const auto first = std::ranges::find_if(host, goes_below);
+        ASSERT_NE(first, host.end()) << "round " << round << ": none may move";
+        free += room.sizes.at(*first).host_cost_bytes;
+        host.erase(first);
+        ++moved;
+      }
+      free -= room.sizes.at(block).host_cost_bytes;
+      host.push_back(block);
+    }
+  }
+  EXPECT_GT(moved, 2000u);
+}
+
 }  // namespace
 }  // namespace ebbtide::service
