@@ -161,20 +161,16 @@ class Cache {
   uint64_t Withdraw(const Ticket& ticket) noexcept ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- what carriers do
-  struct Waiting {
-    size_t to_seal = 0;
-    size_t in_host = 0;
-  };
-  Waiting BlocksWaiting() ABSL_LOCKS_EXCLUDED(mu_);
-  // The next block, those of record sizes in `full` apart, which are the last from now on.
+  size_t BlocksToSeal() ABSL_LOCKS_EXCLUDED(mu_);
+  // The next block, those of record sizes in `full` apart.
   std::optional<CarryPlan> PlanSeal(std::span<const uint64_t> full = {}) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
-  // `tier`: where the block now lies; where it could not be written, as far as is known, it is the
-  // next again, or after kResourceExhausted the last. Returns whether it was closed meanwhile, so
-  // that what may have been written must be erased.
+  // `tier`: where the block now lies; where it could not be written, as far as is known, it keeps its
+  // place among those that wait. Returns whether it was closed meanwhile, so that what may have been
+  // written must be erased.
   bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The block longest in the host tier, those apart that there was no room for; `full` as above.
+  // The block longest in the host tier; `full` as above.
   std::optional<CarryPlan> PlanMoveDown(std::span<const uint64_t> full = {}) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
@@ -250,7 +246,7 @@ class Cache {
   absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Need NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const;
-  QueuedBlock PopOf(BlockQueue& queue, std::span<const uint64_t> full)
+  QueuedBlock PopOpen(BlockQueue& queue, std::span<const uint64_t> full)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Records that blocks no longer need a place for.
   void GiveUpPromise(const Model& model, uint64_t records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

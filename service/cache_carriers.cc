@@ -2,40 +2,42 @@
 //
 // What carriers ask of the cache: which block to seal or to move down, and where blocks lie.
 
-#include <algorithm>
-
 #include "service/cache.h"
 
 namespace ebbtide::service {
 
-Cache::Waiting Cache::BlocksWaiting() {
-  const absl::MutexLock lock(&mu_);
-  return {.to_seal = to_seal_.size(), .in_host = in_host_.size()};
+namespace {
+
+QueuedBlock Queued(const CarryPlan& plan) {
+  return {.sequence = plan.sequence,
+          .block = plan.block,
+          .record_bytes = plan.sequence->model->record_bytes(),
+          .arrival = plan.arrival};
 }
 
-// The first that is open and whose record is of no size in `full`.
-QueuedBlock Cache::PopOf(BlockQueue& queue, std::span<const uint64_t> full) {
-  for (size_t left = queue.size(); left > 0; --left) {
-    const QueuedBlock next = queue.Pop();
-    if (next.sequence == nullptr) return next;
-    const Sequence& facts = next.sequence->facts;
-    if (facts.is_closed) continue;
-    if (std::ranges::find(full, facts.model->record_bytes()) == full.end()) {
-      return next;
-    }
-    queue.PushBack(next);
+}  // namespace
+
+size_t Cache::BlocksToSeal() {
+  const absl::MutexLock lock(&mu_);
+  return to_seal_.size();
+}
+
+QueuedBlock Cache::PopOpen(BlockQueue& queue, std::span<const uint64_t> full) {
+  for (;;) {
+    QueuedBlock next = queue.Pop(full);
+    if (next.sequence == nullptr || !next.sequence->facts.is_closed) return next;
   }
-  return {};
 }
 
 std::optional<CarryPlan> Cache::PlanSeal(std::span<const uint64_t> full) noexcept {
   const absl::MutexLock lock(&mu_);
-  const QueuedBlock next = PopOf(to_seal_, full);
+  const QueuedBlock next = PopOpen(to_seal_, full);
   if (next.sequence == nullptr) return std::nullopt;
   Sequence& facts = next.sequence->facts;
   const int32_t page_tokens = facts.geometry().page_tokens;
   const int32_t first = next.block * page_tokens;
-  CarryPlan plan{.sequence = next.sequence, .block = next.block, .key = facts.key(next.block)};
+  CarryPlan plan{.sequence = next.sequence, .block = next.block, .key = facts.key(next.block),
+                 .arrival = next.arrival};
   plan.positions.assign(facts.positions.begin() + first,
                         facts.positions.begin() + first + page_tokens);
   plan.slots.reserve(facts.lanes.size() * static_cast<size_t>(page_tokens));
@@ -54,14 +56,13 @@ bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& ti
   --facts.carriers;
   if (facts.is_closed) return true;
   if (!tier.ok()) {
-    const QueuedBlock block{plan.sequence, plan.block};
-    absl::IsResourceExhausted(tier.status()) ? to_seal_.PushBack(block) : to_seal_.PushFront(block);
+    to_seal_.PutBack(Queued(plan));
     return false;
   }
   Block& block = facts.blocks[static_cast<size_t>(plan.block)];
   block.stage = BlockStage::kSealed;
   block.tier = *tier;
-  if (*tier == TierName::kHost) in_host_.PushBack({plan.sequence, plan.block});
+  if (*tier == TierName::kHost) in_host_.Push(Queued(plan));
   --unsealed_;
   ++stats_.blocks_sealed;
   return false;
@@ -69,7 +70,7 @@ bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& ti
 
 std::optional<CarryPlan> Cache::PlanMoveDown(std::span<const uint64_t> full) noexcept {
   const absl::MutexLock lock(&mu_);
-  const QueuedBlock oldest = PopOf(in_host_, full);
+  const QueuedBlock oldest = PopOpen(in_host_, full);
   if (oldest.sequence == nullptr) return std::nullopt;
   Sequence& facts = oldest.sequence->facts;
   ++facts.carriers;
@@ -77,7 +78,8 @@ std::optional<CarryPlan> Cache::PlanMoveDown(std::span<const uint64_t> full) noe
                    .block = oldest.block,
                    .key = facts.key(oldest.block),
                    .positions = {},
-                   .slots = {}};
+                   .slots = {},
+                   .arrival = oldest.arrival};
 }
 
 bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept {
@@ -85,8 +87,7 @@ bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
   Sequence& facts = plan.sequence->facts;
   --facts.carriers;
   if (facts.is_closed) return true;
-  if (outcome == CarryOutcome::kRetry) in_host_.PushFront({plan.sequence, plan.block});
-  if (outcome == CarryOutcome::kNoRoom) in_host_.PushBack({plan.sequence, plan.block});
+  if (outcome == CarryOutcome::kRetry) in_host_.PutBack(Queued(plan));
   if (outcome != CarryOutcome::kMoved) return false;
   facts.blocks[static_cast<size_t>(plan.block)].tier = TierName::kRocksdb;
   ++stats_.blocks_moved_down;

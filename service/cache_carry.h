@@ -19,13 +19,13 @@ struct CarryPlan {
   storage::BlockKey key;
   std::vector<int64_t> positions = {};  // Seal: [page_tokens]
   std::vector<int32_t> slots = {};      // Seal: [lanes, page_tokens]
+  uint64_t arrival = 0;                 // Its place among those that wait (model/block_queue.h).
 };
 
 enum class CarryOutcome : uint8_t {
   kMoved,
-  kRetry,   // The tier below did not take it: it is the next again.
-  kNoRoom,  // The tier below has no room for it: others go first, which it may have room for.
-  kLost,    // The tier it was in no longer has it whole: it stays named there, and reads say so.
+  kRetry,  // The tier below did not take it: it keeps its place among those that wait.
+  kLost,   // The tier it was in no longer has it whole: it stays named there, and reads say so.
 };
 
 }  // namespace ebbtide::service

@@ -141,7 +141,7 @@ void Mover::Carry() {
 // keep those apart.
 void Mover::SealAll() {
   std::vector<uint64_t> full;
-  for (size_t left = cache_.BlocksWaiting().to_seal; left > 0; --left) {
+  for (size_t left = cache_.BlocksToSeal(); left > 0; --left) {
     const auto plan = cache_.PlanSeal(full);
     if (!plan.has_value()) return;
     const absl::Status status = SealOne(*plan);
@@ -221,9 +221,7 @@ bool Mover::MoveOneDown() {
 
 bool Mover::MoveFirstThatFits() {
   std::vector<uint64_t> full;  // As in SealAll.
-  for (size_t left = cache_.BlocksWaiting().in_host; left > 0; --left) {
-    const auto plan = cache_.PlanMoveDown(full);
-    if (!plan.has_value()) return false;
+  while (const auto plan = cache_.PlanMoveDown(full)) {
     const absl::Status status = MoveDown(*plan);
     if (status.ok()) return true;
     if (!absl::IsResourceExhausted(status)) return false;
@@ -240,10 +238,9 @@ absl::Status Mover::MoveDown(const CarryPlan& plan) noexcept {
     // A block that the host tier lost stays named there: reads answer that it is missing.
     absl::Status written = pin == nullptr ? absl::InvalidArgumentError("")
                                           : WriteRocksdb({.key = plan.key, .record = *pin});
-    outcome = absl::IsInvalidArgument(written)     ? CarryOutcome::kLost
-              : absl::IsResourceExhausted(written) ? CarryOutcome::kNoRoom
-              : written.ok()                       ? CarryOutcome::kMoved
-                                                   : CarryOutcome::kRetry;
+    outcome = absl::IsInvalidArgument(written) ? CarryOutcome::kLost
+              : written.ok()                   ? CarryOutcome::kMoved
+                                               : CarryOutcome::kRetry;
     return written;
   });
   NoteFailure("a block is not moved down yet", status);

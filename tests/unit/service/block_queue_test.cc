@@ -5,6 +5,7 @@
 #include "service/model/block_queue.h"
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -20,31 +21,65 @@ class BlockQueueTest : public testing::Test {
     return std::make_shared<OpenedSequence>(number, OpenArgs{}, model_, ResolvedPolicy{});
   }
 
+  void Push(const SequenceRef& sequence, int32_t block, uint64_t record_bytes) {
+    queue_.Push({.sequence = sequence, .block = block, .record_bytes = record_bytes});
+  }
+
+  static constexpr uint64_t kSmall = 1000;
+  static constexpr uint64_t kLarge = 3000;
   const std::shared_ptr<const Model> model_ = std::make_shared<const Model>(
       Model{.name = "m", .weights_fingerprint = "w", .geometry = test::SmallGeometry()});
   BlockQueue queue_;
 };
 
-TEST_F(BlockQueueTest, FirstComesFirstUnlessPutBack) {
+TEST_F(BlockQueueTest, FirstComesFirst) {
   const SequenceRef a = Sequence(1);
-  queue_.PushBack({a, 0});
-  queue_.PushBack({a, 1});
-  queue_.PushFront({a, 7});
+  Push(a, 0, kSmall);
+  Push(a, 1, kLarge);
+  Push(a, 2, kSmall);
 
-  EXPECT_EQ(queue_.Pop().block, 7);
   EXPECT_EQ(queue_.Pop().block, 0);
+  EXPECT_EQ(queue_.Pop().block, 1);
   const QueuedBlock last = queue_.Pop();
-  EXPECT_EQ(last.block, 1);
+  EXPECT_EQ(last.block, 2);
   EXPECT_EQ(last.sequence, a);
+  EXPECT_EQ(last.record_bytes, kSmall);
   EXPECT_EQ(queue_.Pop().sequence, nullptr);
+}
+
+TEST_F(BlockQueueTest, WhatIsPutBackKeepsItsPlace) {
+  const SequenceRef a = Sequence(1);
+  for (int32_t block = 0; block < 6; ++block) Push(a, block, block % 2 == 0 ? kSmall : kLarge);
+  const QueuedBlock zero = queue_.Pop();
+  const QueuedBlock one = queue_.Pop();
+  const QueuedBlock two = queue_.Pop();
+
+  queue_.PutBack(two);
+  queue_.PutBack(zero);
+  queue_.PutBack(one);
+
+  for (int32_t block = 0; block < 6; ++block) EXPECT_EQ(queue_.Pop().block, block);
+}
+
+TEST_F(BlockQueueTest, FullSizesWaitInTheirPlace) {
+  const SequenceRef a = Sequence(1);
+  for (int32_t block = 0; block < 6; ++block) Push(a, block, block < 4 ? kSmall : kLarge);
+  const uint64_t sizes[] = {kSmall, kLarge};
+
+  EXPECT_EQ(queue_.Pop(std::span(sizes).first(1)).block, 4);
+  EXPECT_EQ(queue_.Pop(sizes).sequence, nullptr);
+  EXPECT_EQ(queue_.Pop().block, 0);
+  EXPECT_EQ(queue_.Pop(std::span(sizes).first(1)).block, 5);
+  EXPECT_EQ(queue_.Pop(std::span(sizes).first(1)).sequence, nullptr);
+  EXPECT_EQ(queue_.Pop(std::span(sizes).last(1)).block, 1);
 }
 
 TEST_F(BlockQueueTest, BlocksOfASequenceThatIsGoneArePassedOver) {
   const SequenceRef a = Sequence(1);
   SequenceRef b = Sequence(2);
-  queue_.PushBack({b, 0});
-  queue_.PushBack({a, 5});
-  queue_.PushBack({b, 1});
+  Push(b, 0, kSmall);
+  Push(a, 5, kSmall);
+  Push(b, 1, kLarge);
   b.reset();
 
   EXPECT_EQ(queue_.Pop().block, 5);
@@ -53,14 +88,14 @@ TEST_F(BlockQueueTest, BlocksOfASequenceThatIsGoneArePassedOver) {
 
 TEST_F(BlockQueueTest, SequencesThatCloseUnaskedForDoNotPileUp) {
   const SequenceRef a = Sequence(0);
-  for (int32_t block = 0; block < 100; ++block) queue_.PushBack({a, block});
+  for (int32_t block = 0; block < 100; ++block) Push(a, block, kSmall);
 
   for (uint64_t number = 1; number <= 10'000; ++number) {
-    queue_.PushBack({Sequence(number), 0});
+    Push(Sequence(number), 0, number);
     ASSERT_LE(queue_.size(), 201U) << "after " << number;
   }
   for (uint64_t number = 1; number <= 10'000; ++number) {
-    queue_.PushFront({Sequence(number), 0});
+    queue_.PutBack({.sequence = Sequence(number), .block = 0, .record_bytes = kSmall});
     ASSERT_LE(queue_.size(), 201U) << "after " << number;
   }
 

@@ -109,7 +109,7 @@ TEST_F(CacheCarriersTest, CommittedSealHasItsPlaceAndIsCounted) {
   cache().CheckInvariants();
 }
 
-TEST_F(CacheCarriersTest, BlockThatCouldNotBeWrittenIsTheNextAgainUnlessItHadNoRoom) {
+TEST_F(CacheCarriersTest, BlockThatCouldNotBeWrittenKeepsItsPlace) {
   stand_.Append("a", 0, 2 * kPage);
 
   EXPECT_FALSE(cache().CommitSeal(*cache().PlanSeal(), absl::UnavailableError("")));
@@ -118,8 +118,10 @@ TEST_F(CacheCarriersTest, BlockThatCouldNotBeWrittenIsTheNextAgainUnlessItHadNoR
   EXPECT_EQ(again->block, 0);
 
   EXPECT_FALSE(cache().CommitSeal(*again, absl::ResourceExhaustedError("")));
-  EXPECT_EQ(cache().PlanSeal()->block, 1);
+  const uint64_t full[] = {stand_.record_bytes()};
+  EXPECT_FALSE(cache().PlanSeal(full).has_value());
   EXPECT_EQ(cache().PlanSeal()->block, 0);
+  EXPECT_EQ(cache().PlanSeal()->block, 1);
   EXPECT_EQ(cache().Counters().blocks_sealed, 0U);
 }
 
@@ -152,13 +154,12 @@ TEST_F(CacheCarriersTest, MoveIsCommittedByItsOutcome) {
   EXPECT_EQ(BlockOf(1).tier, TierName::kHost);
   const auto again = cache().PlanMoveDown();
   EXPECT_EQ(again->block, 1);  // It is still the oldest.
-  EXPECT_FALSE(cache().CommitMoveDown(*again, CarryOutcome::kNoRoom));
   const auto next = cache().PlanMoveDown();
-  EXPECT_EQ(next->block, 2);  // Others go first.
+  EXPECT_EQ(next->block, 2);
 
   EXPECT_FALSE(cache().CommitMoveDown(*next, CarryOutcome::kLost));
   EXPECT_EQ(BlockOf(2).tier, TierName::kHost);  // Named where it was lost.
-  EXPECT_EQ(cache().PlanMoveDown()->block, 1);
+  EXPECT_FALSE(cache().PlanMoveDown().has_value());
   EXPECT_EQ(cache().Counters().blocks_moved_down, 1U);
 }
 
