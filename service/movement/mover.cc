@@ -95,21 +95,7 @@ absl::Status DeviceFailure(const absl::Status& status) {
                 {message.data(), message.size()});
 }
 
-// Erases `keys`, a few per call: none is so long that its medium seems to hang. Leaves those that
-// were not taken.
-void EraseFrom(storage::Tier& tier, std::vector<storage::BlockKey>& keys) {
-  constexpr size_t kKeysPerCall = 128;
-  size_t erased = 0;
-  while (erased < keys.size()) {
-    const auto next =
-        std::span(keys).subspan(erased).first(std::min(keys.size() - erased, kKeysPerCall));
-    if (!Caught([&] { return tier.Erase(next); }).ok()) break;
-    erased += next.size();
-  }
-  keys.erase(keys.begin(), keys.begin() + static_cast<ptrdiff_t>(erased));
-}
-
-// One line for the failures of so long, as long as their reason is the same.
+// One line for a reason's failures of so long.
 constexpr absl::Duration kQuietTime = absl::Minutes(1);
 
 bool IsOver(const storage::ByteBudget& budget, uint64_t percent) {
@@ -125,8 +111,15 @@ void Mover::Kick() noexcept {
   if (!status.ok()) is_kicked_ = false;  // A later kick tries again.
 }
 
-void Mover::Carry() {
+void Mover::Carry() noexcept {
   is_kicked_ = false;  // Whoever kicks from now on is heard.
+  NoteFailure("carriers gave up a round", Caught([this] {
+                CarryAll();
+                return absl::OkStatus();
+              }));
+}
+
+void Mover::CarryAll() {
   SettleOwed();
   SealAll();
   if (tiers_.rocksdb == nullptr) return;
@@ -248,7 +241,7 @@ absl::Status Mover::MoveDown(const CarryPlan& plan) noexcept {
   if (is_closed) {
     Erase({&plan.key, 1});
   } else if (outcome == CarryOutcome::kMoved) {
-    Settle({.host = {plan.key}, .rocksdb = {}, .frames = {}});
+    EraseOrOwe({plan.key}, {});
   }
   Reap(plan.sequence);
   return outcome == CarryOutcome::kLost ? absl::OkStatus() : status;
@@ -348,7 +341,7 @@ LowerRoom Mover::RoomOf(std::span<const uint64_t> record_bytes) const {
 
 void Mover::Erase(std::span<const storage::BlockKey> keys) noexcept {
   const std::vector<storage::BlockKey> all(keys.begin(), keys.end());
-  Settle({.host = all, .rocksdb = all, .frames = {}});
+  EraseOrOwe(all, all);
 }
 
 void Mover::Reap(const SequenceRef& sequence) noexcept {
@@ -382,34 +375,52 @@ void Mover::SettleOwed() noexcept {
     const absl::MutexLock lock(&mu_);
     std::swap(owed, owed_);
   }
-  Settle(std::move(owed));
+  EraseOrOwe(std::move(owed.host), std::move(owed.rocksdb));
+  ZeroOrOwe(std::move(owed.frames));
 }
 
-// Tries what is owed; what is left is owed still.
-void Mover::Settle(Owed owed) noexcept {
-  EraseFrom(tiers_.host, owed.host);
+void Mover::EraseOrOwe(std::vector<storage::BlockKey> host,
+                       std::vector<storage::BlockKey> rocksdb) noexcept {
+  EraseFrom(tiers_.host, host);
   if (tiers_.rocksdb != nullptr) {
-    EraseFrom(*tiers_.rocksdb, owed.rocksdb);
+    EraseFrom(*tiers_.rocksdb, rocksdb);
   } else {
-    owed.rocksdb.clear();
+    rocksdb.clear();
   }
-  std::erase_if(owed.frames, [this](const SequenceRef& sequence) {
+  const absl::MutexLock lock(&mu_);
+  owed_.host.insert(owed_.host.end(), host.begin(), host.end());
+  owed_.rocksdb.insert(owed_.rocksdb.end(), rocksdb.begin(), rocksdb.end());
+}
+
+// Erases `keys`, a few per call: none is so long that its medium seems to hang. Leaves those that
+// were not taken.
+void Mover::EraseFrom(storage::Tier& tier, std::vector<storage::BlockKey>& keys) noexcept {
+  constexpr size_t kKeysPerCall = 128;
+  size_t erased = 0;
+  while (erased < keys.size()) {
+    const auto next =
+        std::span(keys).subspan(erased).first(std::min(keys.size() - erased, kKeysPerCall));
+    const absl::Status status = Caught([&] { return tier.Erase(next); });
+    CountFailure(status);
+    if (!status.ok()) break;
+    erased += next.size();
+  }
+  keys.erase(keys.begin(), keys.begin() + static_cast<ptrdiff_t>(erased));
+}
+
+void Mover::ZeroOrOwe(std::vector<SequenceRef> frames) noexcept {
+  std::erase_if(frames, [this](const SequenceRef& sequence) {
     if (!Zero(*sequence).ok()) return false;
     cache_.Reap(sequence);
     Log(LogLevel::kInfo, "frames of a closed sequence are zeroed",
         {{"sequence", sequence->facts.args.sequence}});
     return true;
   });
-  const auto append = [](auto& to, const auto& more) {
-    to.insert(to.end(), more.begin(), more.end());
-  };
   const absl::MutexLock lock(&mu_);
-  append(owed_.host, owed.host);
-  append(owed_.rocksdb, owed.rocksdb);
-  append(owed_.frames, owed.frames);
+  owed_.frames.insert(owed_.frames.end(), frames.begin(), frames.end());
 }
 
-// Those of a tier have no reason: they are told by its being degraded.
+// Those of a tier have no reason: they are told by its being full, or degraded.
 void Mover::CountFailure(const absl::Status& status) noexcept {
   const std::string reason = ReasonOf(status);
   if (!reason.empty()) cache_.Count([&](Stats& stats) { ++stats.carries_failed[reason]; });
@@ -422,12 +433,12 @@ void Mover::NoteFailure(std::string_view what, const absl::Status& status) noexc
   uint64_t failures = 0;
   {
     const absl::MutexLock lock(&mu_);
-    ++failures_;
     const absl::Duration now = clock_.SinceStart();
-    if (reason == failed_by_ && now - failure_logged_ < kQuietTime) return;
-    failed_by_ = reason;
-    failure_logged_ = now;
-    failures = std::exchange(failures_, 0);
+    const auto [known, is_new] = failures_.try_emplace(reason);
+    ++known->second.unlogged;
+    if (!is_new && now - known->second.logged < kQuietTime) return;
+    known->second.logged = now;
+    failures = std::exchange(known->second.unlogged, 0);
   }
   Log(LogLevel::kError, what,
       {{"reason", reason}, {"why", std::string(status.message())}, {"failures", failures}});

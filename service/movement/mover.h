@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -45,7 +46,8 @@ struct LowerTiers {
 };
 
 // Thread-safe. What it does of its own accord survives an exception of its device, of a tier or of
-// its own: the block is the next again, what is owed stays owed, and the failure is counted.
+// its own: the block keeps its place, what is owed stays owed, and the failure is counted. What is
+// noexcept ends the process where memory runs out while it notes what nobody else would know.
 class Mover {
  public:
   Mover(Cache& cache, Clock& clock, Executor& carriers, gpu::Backend& backend, LowerTiers tiers)
@@ -94,7 +96,8 @@ class Mover {
     std::vector<SequenceRef> frames;
   };
 
-  void Carry();
+  void Carry() noexcept;
+  void CarryAll();
   void SealAll();
   absl::Status SealOne(const CarryPlan& plan) noexcept;
   void Commit(const CarryPlan& plan, const absl::StatusOr<TierName>& tier);
@@ -115,8 +118,12 @@ class Mover {
   absl::Status WriteRocksdb(storage::BlockWrite write) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteMedium(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Zero(const OpenedSequence& sequence);
+  // What was not done at once is tried again. What is left is owed.
   void SettleOwed() noexcept ABSL_LOCKS_EXCLUDED(mu_);
-  void Settle(Owed owed) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  void EraseOrOwe(std::vector<storage::BlockKey> host,
+                  std::vector<storage::BlockKey> rocksdb) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  void ZeroOrOwe(std::vector<SequenceRef> frames) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  void EraseFrom(storage::Tier& tier, std::vector<storage::BlockKey>& keys) noexcept;
   void CountFailure(const absl::Status& status) noexcept;
   void NoteFailure(std::string_view what, const absl::Status& status) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -138,10 +145,12 @@ class Mover {
   int moving_ ABSL_GUARDED_BY(mu_) = 0;      // Who looks for a block to move, or moves one,
   uint64_t freed_ ABSL_GUARDED_BY(mu_) = 0;  // and how often that freed room in the host.
   Owed owed_ ABSL_GUARDED_BY(mu_);
-  // What carriers failed by last, when that was logged, and how often they failed since.
-  std::string failed_by_ ABSL_GUARDED_BY(mu_);
-  absl::Duration failure_logged_ ABSL_GUARDED_BY(mu_);
-  uint64_t failures_ ABSL_GUARDED_BY(mu_) = 0;
+  // When a failure was logged last, and how often it came since.
+  struct Failures {
+    absl::Duration logged;
+    uint64_t unlogged = 0;
+  };
+  std::map<std::string, Failures> failures_ ABSL_GUARDED_BY(mu_);  // By reason.
 };
 
 }  // namespace ebbtide::service

@@ -58,7 +58,11 @@ absl::StatusOr<Extent> ArenaPool::Store(std::span<const std::byte> bytes, uint64
     return absl::ResourceExhaustedError(absl::StrCat("host tier: no free range of ", bytes.size(),
                                                      " B in the arena; demote or evict first"));
   }
-  EBBTIDE_RETURN_IF_ERROR(Charge(*taken, charge));
+  if (!Charge(*taken, charge)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host tier: ", charge, " B over budget, ", budget_.free_bytes(), " B of ",
+                     budget_.limit_bytes(), " B free; demote or evict first"));
+  }
   if (taken->is_warm) {
     std::memcpy(arena_->bytes(taken->extent).data(), bytes.data(), bytes.size());
     return taken->extent;
@@ -92,7 +96,7 @@ std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) noexcept {
   return std::nullopt;
 }
 
-absl::Status ArenaPool::Charge(const Taken& taken, uint64_t bytes) noexcept {
+bool ArenaPool::Charge(const Taken& taken, uint64_t bytes) noexcept {
   const bool is_charged = budget_.TryChargeWithoutReclaim(bytes);
   {
     absl::MutexLock lock(&mu_);
@@ -100,10 +104,7 @@ absl::Status ArenaPool::Charge(const Taken& taken, uint64_t bytes) noexcept {
     if (!is_charged) (taken.is_warm ? warm_ : cold_).Free(taken.extent);
   }
   Trim(warm_bytes_limit_);
-  if (is_charged) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("host tier: ", bytes, " B over budget, ", budget_.free_bytes(), " B of ",
-                   budget_.limit_bytes(), " B free; demote or evict first"));
+  return is_charged;
 }
 
 void ArenaPool::Trim(uint64_t warm_bytes_max) noexcept {

@@ -48,7 +48,7 @@ class ArenaPool {
   ArenaPool(ByteBudget& budget, std::unique_ptr<ShmArena> arena);
 
   std::optional<Taken> Take(uint64_t bytes) noexcept ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status Charge(const Taken& taken, uint64_t bytes) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  bool Charge(const Taken& taken, uint64_t bytes) noexcept ABSL_LOCKS_EXCLUDED(mu_);
   // Gives warm memory back to the machine until no more than `warm_bytes_max` is left and all that
   // is held fits the budget. Waits for another thread's trim: its memory is held until it is done.
   void Trim(uint64_t warm_bytes_max) noexcept ABSL_LOCKS_EXCLUDED(mu_);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,6 +107,7 @@ TEST(BrokenCarriersTest, SettleWhatAClosedSequenceIsOwed) {
     side.engine().CloseIdle();
     side.carriers.RunAll();
     const Stats stats = side.engine().GetStats();
+    EXPECT_EQ(stats.carries_failed.contains("OUT_OF_MEMORY"), has_broken) << n;
     EXPECT_EQ(stats.tiers[0].used_bytes, 0U) << n;
     EXPECT_EQ(stats.tiers[1].blocks, 0U) << n;
     EXPECT_EQ(stats.tiers[2].blocks, 0U) << n;
@@ -190,6 +192,30 @@ TEST_F(FailingCarriersTest, SealsThatFailAreLoggedOnceAMinute) {
   for (int i = 0; i < 5; ++i) Carry();
   EXPECT_THAT(LogLines(), ElementsAre(HasSubstr("failures=5")));
   EXPECT_THAT(Counters().carries_failed, ElementsAre(Pair("DEVICE_LOST", 10U)));
+}
+
+TEST_F(FailingCarriersTest, ReasonsThatTakeTurnsAreEachLoggedOnceAMinute) {
+  worker_.open = {.policy = "streaming", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker_.Open().status());
+  ASSERT_OK(worker_.StepAllLayers({.count = 32, .phase = Phase::kPrefill}).status);
+  const auto take_turns = [&] {
+    device_->Fail(&FaultyBackend::Is<gpu::GatherArgs>);
+    Carry();
+    device_->Fail([](const gpu::Batch&) -> bool { throw std::bad_alloc(); });
+    Carry();
+  };
+  LogLines();
+
+  for (int i = 0; i < 5; ++i) take_turns();
+
+  EXPECT_THAT(LogLines(),
+              ElementsAre(AllOf(HasSubstr("DEVICE_LOST"), HasSubstr("failures=1")),
+                          AllOf(HasSubstr("OUT_OF_MEMORY"), HasSubstr("failures=1"))));
+  clock_.Advance(absl::Minutes(1));
+  take_turns();
+  EXPECT_THAT(LogLines(),
+              ElementsAre(AllOf(HasSubstr("DEVICE_LOST"), HasSubstr("failures=5")),
+                          AllOf(HasSubstr("OUT_OF_MEMORY"), HasSubstr("failures=5"))));
 }
 
 TEST_F(FailingCarriersTest, FramesThatAreOwedAreLoggedWhenTheyComeAndGo) {
