@@ -115,13 +115,18 @@ absl::Status RocksdbTier::WriteOne(const BlockWrite& block) {
   EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, slots_.Allocate(block.record.size(), block.may_begin_segment));
   absl::Cleanup free_slot = [&] { slots_.Free(place); };
   EBBTIDE_RETURN_IF_ERROR(slots_.Find(place.segment)->Write(place.slot, block.record));
-  std::move(free_slot).Cancel();  // An exception leaves open whether the index names it.
-  if (absl::Status status = Commit(block.key, place, header_used); !status.ok()) {
-    slots_.Free(place);
-    return status;
-  }
+  std::move(free_slot).Cancel();
+  // An exception leaves open whether the index names it: then slot and charge are lost, unless it
+  // does and they come back with its erasure.
   charge->KeepAll();
-  return absl::OkStatus();
+  absl::Cleanup lose_slot = [&] { slots_.Lose(place); };
+  absl::Status status = Commit(block.key, place, header_used);
+  std::move(lose_slot).Cancel();
+  if (!status.ok()) {
+    slots_.Free(place);
+    budget_.Release(entry_bytes);
+  }
+  return status;
 }
 
 absl::Status RocksdbTier::Commit(const BlockKey& key, const SlotPlace& place,

@@ -63,6 +63,7 @@ SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
   SizeClass& size_class = classes_.find(shape.slot_bytes)->second;
   segments_[shape.id] = {.segment = std::move(segment),
                          .is_taken = std::vector<bool>(shape.slots),
+                         .is_lost = std::vector<bool>(shape.slots),
                          .free_slots = shape.slots};
   size_class.with_room.insert({.free_slots = shape.slots, .id = shape.id});
   size_class.slots += shape.slots;
@@ -82,6 +83,13 @@ void SlotFiles::Free(const SlotPlace& place) {
     }
   }
   Delete(std::move(emptied));
+}
+
+void SlotFiles::Lose(const SlotPlace& place) noexcept {
+  absl::MutexLock lock(&mu_);
+  Holding& holding = segments_.find(place.segment)->second;
+  holding.is_lost[place.slot] = true;
+  ++classes_.find(holding.segment->shape().slot_bytes)->second.lost_slots;
 }
 
 std::shared_ptr<Segment> SlotFiles::Find(uint32_t segment) const {
@@ -104,8 +112,9 @@ TierRoom SlotFiles::Room(std::span<const uint64_t> slot_bytes) const {
     const auto found = classes_.find(bytes);
     if (found == classes_.end()) continue;
     const SizeClass& size_class = found->second;
-    size.slots_used = size_class.slots - size_class.free_slots;
-    size.slots_made = size_class.slots + (size_class.is_growing ? shape.slots : 0);
+    const uint64_t slots = size_class.slots - size_class.lost_slots;
+    size.slots_used = slots - size_class.free_slots;
+    size.slots_made = slots + (size_class.is_growing ? shape.slots : 0);
     size.segments_begun = size_class.segments_begun;
   }
   return room;
@@ -157,6 +166,8 @@ void SlotFiles::Return(const SlotPlace& place, Emptied& emptied) {
   SizeClass& size_class = classes_.find(shape.slot_bytes)->second;
   size_class.with_room.erase({.free_slots = holding.free_slots, .id = place.segment});
   holding.is_taken[place.slot] = false;
+  if (holding.is_lost[place.slot]) --size_class.lost_slots;
+  holding.is_lost[place.slot] = false;
   ++holding.free_slots;
   ++size_class.free_slots;
   if (holding.free_slots < shape.slots) {

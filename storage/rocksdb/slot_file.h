@@ -71,6 +71,9 @@ class SlotFiles {
   // Gives a slot back, at once or when the readers of this moment are done.
   void Free(const SlotPlace& place) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Nobody knows any more whether the slot is in use: it is no room until it is freed, if ever.
+  void Lose(const SlotPlace& place) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+
   // The segment of an allocated slot; null where there is none of this number.
   std::shared_ptr<Segment> Find(uint32_t segment) const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -85,6 +88,7 @@ class SlotFiles {
   struct Holding {
     std::shared_ptr<Segment> segment;
     std::vector<bool> is_taken;
+    std::vector<bool> is_lost;
     uint32_t free_slots = 0;
   };
   struct WithRoom {  // Orders segments: the fullest first, the oldest of equals.
@@ -96,6 +100,7 @@ class SlotFiles {
     absl::btree_set<WithRoom> with_room;
     uint64_t slots = 0;
     uint64_t free_slots = 0;
+    uint64_t lost_slots = 0;
     uint64_t segments_begun = 0;
     bool is_growing = false;  // A segment is charged and being made.
   };

@@ -278,6 +278,24 @@ TEST_F(SlotFilesTest, RoomIsNoneTheLessWhileAFileIsMadeOrDeleted) {
   EXPECT_EQ(SlotsIn(*slots_), 64U * 4);
 }
 
+TEST_F(SlotFilesTest, LostSlotIsNoRoomUntilItIsFreed) {
+  const SlotPlace lost = Take();
+  const SlotPlace held = Take();
+
+  slots_->Lose(lost);
+
+  SizeRoom size = slots_->Room({&kSlotBytes, 1}).sizes.front();
+  EXPECT_EQ(size.slots_made, 3u);
+  EXPECT_EQ(size.slots_used, 1u);
+  slots_->Free(held);
+  EXPECT_EQ(Files(), 1u);  // It may be named still.
+  slots_->Free(lost);
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(SlotsIn(*slots_), 64U * 4);
+  size = slots_->Room({&kSlotBytes, 1}).sizes.front();
+  EXPECT_EQ(size.slots_made, 0u);
+}
+
 TEST_F(SlotFilesTest, SlotFileThatIsBeingDeletedIsRoomForTheNext) {
   std::vector<SlotPlace> places;
   for (uint64_t i = 0; i < 64 * 4; ++i) places.push_back(Take());
