@@ -520,9 +520,8 @@ bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t obser
     complete = facts.Extend(ticket.layer, ticket.tokens);
   }
   for (const int32_t block : complete) {
-    to_seal_.Push({.sequence = ticket.sequence,
-                   .block = block,
-                   .record_bytes = facts.model->record_bytes()});
+    to_seal_.Push(
+        {.sequence = ticket.sequence, .block = block, .record_bytes = facts.model->record_bytes()});
   }
   unsealed_ += static_cast<int>(complete.size());
   *lengths = {static_cast<uint64_t>(layer.length), static_cast<uint64_t>(facts.committed)};

@@ -165,9 +165,9 @@ class Cache {
   // The next block, those of record sizes in `full` apart.
   std::optional<CarryPlan> PlanSeal(std::span<const uint64_t> full = {}) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
-  // `tier`: where the block now lies; where it could not be written, as far as is known, it keeps its
-  // place among those that wait. Returns whether it was closed meanwhile, so that what may have been
-  // written must be erased.
+  // `tier`: where the block now lies; where it could not be written, as far as is known, it keeps
+  // its place among those that wait. Returns whether it was closed meanwhile, so that what may have
+  // been written must be erased.
   bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   // The block longest in the host tier; `full` as above.
@@ -175,9 +175,9 @@ class Cache {
       ABSL_LOCKS_EXCLUDED(mu_);
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
-  // May the tier below begin a segment for records of `record_bytes`: is there room still, after it,
-  // for all that is promised? Then EndSegment follows, when it was begun or will not be. One at a
-  // time: others wait.
+  // May the tier below begin a segment for records of `record_bytes`: is there room still, after
+  // it, for all that is promised? Then EndSegment follows, when it was begun or will not be. One at
+  // a time: others wait.
   bool BeginSegment(uint64_t record_bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void EndSegment() noexcept ABSL_LOCKS_EXCLUDED(mu_);
   // Where each block lies now.

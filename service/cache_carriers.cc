@@ -36,7 +36,9 @@ std::optional<CarryPlan> Cache::PlanSeal(std::span<const uint64_t> full) noexcep
   Sequence& facts = next.sequence->facts;
   const int32_t page_tokens = facts.geometry().page_tokens;
   const int32_t first = next.block * page_tokens;
-  CarryPlan plan{.sequence = next.sequence, .block = next.block, .key = facts.key(next.block),
+  CarryPlan plan{.sequence = next.sequence,
+                 .block = next.block,
+                 .key = facts.key(next.block),
                  .arrival = next.arrival};
   plan.positions.assign(facts.positions.begin() + first,
                         facts.positions.begin() + first + page_tokens);

@@ -19,8 +19,7 @@ LowerRoom Cache::RoomBeside(uint64_t record_bytes) const {
   for (const auto& [bytes, records] : promised_) sizes.insert(bytes);
   if (growth_) sizes.insert(growth_->record_bytes);
   LowerRoom room = options_.look_at_room(std::vector(sizes.begin(), sizes.end()));
-  if (growth_ &&
-      room.sizes.at(growth_->record_bytes).segments_begun == growth_->segments_before) {
+  if (growth_ && room.sizes.at(growth_->record_bytes).segments_begun == growth_->segments_before) {
     room.TakeSegment(growth_->record_bytes);  // It is still to come.
   }
   return room;

@@ -3,6 +3,7 @@
 #include "service/engine.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -98,10 +99,13 @@ class PlainEngine final : public Engine {
         device_(parts.backend),
         pool_(std::move(pool)),
         staging_charge_(std::move(staging)),
+        below_(parts.rocksdb == nullptr
+                   ? std::nullopt
+                   : std::make_optional<storage::CircuitBreaker>(*parts.rocksdb)),
         tiers_{.host = parts.host,
                .host_budget = parts.host_budget,
                .staging_bytes = staging_charge_.bytes(),
-               .rocksdb = parts.rocksdb},
+               .rocksdb = below_.has_value() ? &*below_ : nullptr},
         staging_(staging_charge_.bytes()),
         cache_({.device_budget_bytes = pool_.bytes().size(),
                 .default_recall = options.default_recall,
@@ -165,6 +169,7 @@ class PlainEngine final : public Engine {
            {"tokens", facts.committed},
            {"idle_timeout_seconds", absl::ToInt64Seconds(facts.answer.idle_timeout)}});
     }
+    mover_.ProbeBelow();
     mover_.Kick();
   }
 
@@ -201,6 +206,7 @@ class PlainEngine final : public Engine {
   gpu::LossNotingBackend device_;
   const gpu::DeviceBuffer pool_;
   const storage::ByteCharge staging_charge_;
+  std::optional<storage::CircuitBreaker> below_;
   const LowerTiers tiers_;
   Staging staging_;
   Cache cache_;
@@ -300,9 +306,9 @@ Stats PlainEngine::GetStats() {
                          .degraded = false,
                          .degraded_why = "",
                          .place = "host memory"});
-  if (parts_.rocksdb == nullptr) return stats;
-  const storage::TierUsage below = parts_.rocksdb->Usage();
-  const std::string degraded = mover_.Degraded();
+  if (!below_.has_value()) return stats;
+  const storage::TierUsage below = below_->Usage();
+  const std::string degraded = below_->why();
   stats.tiers.push_back({.tier = TierName::kRocksdb,
                          .budget_bytes = below.budget_bytes,
                          .used_bytes = below.used_bytes,

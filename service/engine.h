@@ -81,7 +81,8 @@ class Engine {
   virtual std::vector<SequenceSummary> ListSequences(std::string_view after, size_t limit) = 0;
   virtual absl::StatusOr<SequenceDescription> Describe(const DescribeArgs& args) = 0;
 
-  // Closes sequences idle past their time-out; called now and then.
+  // Closes sequences idle past their time-out, and looks whether a tier that failed is well again:
+  // called each second.
   virtual void CloseIdle() = 0;
   // Waits until everything complete is sealed, or `deadline`; returns whether it is.
   virtual bool Settle(absl::Duration deadline) = 0;

@@ -152,4 +152,10 @@ absl::Status PatientTier::Erase(std::span<const BlockKey> keys) {
        }});
 }
 
+absl::Status PatientTier::Probe() {
+  return Wait({.what = "probe", .access = Access::kChanges, .patience = limit_, .work = [this] {
+                 return tier_->Probe();
+               }});
+}
+
 }  // namespace ebbtide::storage

@@ -40,6 +40,7 @@ class PatientTier final : public Tier {
   absl::Status Read(std::span<PageRead> pages, absl::Duration patience) override;
   BlockPin Pin(const BlockKey& key) override { return tier_->Pin(key); }
   absl::Status Erase(std::span<const BlockKey> keys) override;
+  absl::Status Probe() override;
   TierUsage Usage() const override { return tier_->Usage(); }
   TierRoom Room(std::span<const uint64_t> record_bytes) const override {
     return tier_->Room(record_bytes);

@@ -55,11 +55,11 @@ struct TierUsage {
 // What records of one size may take of a tier that holds records of several. Each takes a slot, and
 // slots are made by whole segments (docs/glossary.md).
 struct SizeRoom {
-  uint64_t slots_used = 0;     // Slots that hold a record, or did until now and cannot be used yet.
-  uint64_t slots_made = 0;     // Those and the free ones, which no other size can have.
+  uint64_t slots_used = 0;  // Slots that hold a record, or did until now and cannot be used yet.
+  uint64_t slots_made = 0;  // Those and the free ones, which no other size can have.
   uint64_t segments_begun = 0;  // So far; those are in slots_made, or failed, or came and went.
-  uint64_t segment_slots = 0;  // Slots of a segment that could be made yet.
-  uint64_t segment_bytes = 0;  // Bytes of the budget that it takes, everything counted.
+  uint64_t segment_slots = 0;   // Slots of a segment that could be made yet.
+  uint64_t segment_bytes = 0;   // Bytes of the budget that it takes, everything counted.
 };
 
 struct TierRoom {
@@ -97,6 +97,10 @@ class Tier {
   // Forgets `keys`; keys not held are ignored. Pinned bytes go when the last pin does.
   //   kUnavailable        the medium did not answer; the caller may retry
   virtual absl::Status Erase(std::span<const BlockKey> keys) = 0;
+
+  // Is the medium well? Tries, with a scratch of its own, what a write and a read need of it.
+  //   kResourceExhausted, kUnavailable  as Write, whatever the budget leaves
+  virtual absl::Status Probe() = 0;
 
   virtual TierUsage Usage() const = 0;
 

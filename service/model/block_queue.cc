@@ -27,8 +27,7 @@ QueuedBlock BlockQueue::Pop(std::span<const uint64_t> full) {
     auto first = sizes_.end();
     for (auto it = sizes_.begin(); it != sizes_.end(); ++it) {
       if (std::ranges::find(full, it->first) != full.end()) continue;
-      if (first == sizes_.end() ||
-          it->second.front().arrival < first->second.front().arrival) {
+      if (first == sizes_.end() || it->second.front().arrival < first->second.front().arrival) {
         first = it;
       }
     }

@@ -36,7 +36,8 @@ struct WithoutSlot {
 // Tries numbers of segments, size after size.
 class Placing {
  public:
-  explicit Placing(std::vector<WithoutSlot> sizes) : sizes_(std::move(sizes)), rest_(sizes_.size()) {
+  explicit Placing(std::vector<WithoutSlot> sizes)
+      : sizes_(std::move(sizes)), rest_(sizes_.size()) {
     Rest rest;
     for (size_t i = sizes_.size(); i-- > 0;) {
       rest.host_bytes += sizes_[i].records * sizes_[i].host_cost_bytes;

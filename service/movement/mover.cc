@@ -66,13 +66,6 @@ absl::Status BuildRecord(const CarryPlan& plan, const gpu::Device& device,
   return absl::OkStatus();
 }
 
-// Does the tier's budget have room for a record more?
-bool HasRoom(const storage::Tier& tier, uint64_t record_bytes) {
-  const storage::TierRoom room = tier.Room({&record_bytes, 1});
-  const storage::SizeRoom& size = room.sizes.front();
-  return size.slots_made > size.slots_used || room.free_bytes >= size.segment_bytes;
-}
-
 // What `work` answers, or what it ended in, where that is an exception.
 template <typename Work>
 std::invoke_result_t<Work> Caught(const Work& work) {
@@ -122,12 +115,15 @@ void Mover::Carry() noexcept {
 void Mover::CarryAll() {
   SettleOwed();
   SealAll();
-  if (tiers_.rocksdb == nullptr) return;
-  // One block now and then finds out whether a tier that took none takes blocks again.
-  if (!Degraded().empty() && !MoveOneDown()) return;
+  if (tiers_.rocksdb == nullptr || !tiers_.rocksdb->why().empty()) return;
   if (!IsOver(tiers_.host_budget, kDemoteAbovePercent)) return;
   while (IsOver(tiers_.host_budget, kDemoteUntilPercent) && MoveOneDown()) {
   }
+}
+
+void Mover::ProbeBelow() noexcept {
+  if (tiers_.rocksdb == nullptr || tiers_.rocksdb->why().empty()) return;
+  CountFailure(Caught([this] { return tiers_.rocksdb->Probe(); }));
 }
 
 // Each block that waits is tried once. Where one finds no room, records of other sizes may: tiers
@@ -274,26 +270,7 @@ absl::Status Mover::WriteRocksdb(storage::BlockWrite write) {
     write.may_begin_segment = true;
     status = tiers_.rocksdb->Write({&write, 1});
   }
-  // A budget that is used up is no fault: what is promised is within it.
-  if (!absl::IsResourceExhausted(status) || HasRoom(*tiers_.rocksdb, write.record.size()))
-    NoteMedium(status);
   return status;
-}
-
-void Mover::NoteMedium(const absl::Status& status) {
-  const bool is_well = status.ok() || absl::IsInvalidArgument(status);
-  bool was_well = false;
-  {
-    const absl::MutexLock lock(&mu_);
-    was_well = degraded_.empty();
-    degraded_ = is_well ? std::string() : std::string(status.message());
-  }
-  if (was_well && !is_well) {
-    Log(LogLevel::kWarn, "tier is degraded",
-        {{"tier", tiers_.rocksdb->name()}, {"why", std::string(status.message())}});
-  } else if (!was_well && is_well) {
-    Log(LogLevel::kInfo, "tier is well again", {{"tier", tiers_.rocksdb->name()}});
-  }
 }
 
 absl::StatusOr<storage::ByteCharge> Mover::ChargeHost(uint64_t bytes, absl::Duration deadline) {
@@ -325,7 +302,7 @@ LowerRoom Mover::RoomOf(std::span<const uint64_t> record_bytes) const {
   room.host_bytes = limit - std::min(limit, tiers_.staging_bytes + largest_cost);
   if (tiers_.rocksdb == nullptr) return room;
 
-  room.below_why = Degraded();
+  room.below_why = tiers_.rocksdb->why();
   const storage::TierRoom below = tiers_.rocksdb->Room(record_bytes);
   room.below_bytes = below.free_bytes;
   for (size_t i = 0; i < record_bytes.size(); ++i) {
@@ -442,11 +419,6 @@ void Mover::NoteFailure(std::string_view what, const absl::Status& status) noexc
   }
   Log(LogLevel::kError, what,
       {{"reason", reason}, {"why", std::string(status.message())}, {"failures", failures}});
-}
-
-std::string Mover::Degraded() const {
-  const absl::MutexLock lock(&mu_);
-  return degraded_;
 }
 
 }  // namespace ebbtide::service

@@ -30,6 +30,7 @@
 #include "service/cache.h"
 #include "storage/block_record.h"
 #include "storage/byte_budget.h"
+#include "storage/circuit_breaker.h"
 #include "storage/tier.h"
 
 namespace ebbtide::service {
@@ -41,8 +42,8 @@ inline constexpr uint64_t kDemoteUntilPercent = 75;
 struct LowerTiers {
   storage::Tier& host;
   storage::ByteBudget& host_budget;
-  uint64_t staging_bytes = 0;        // Charged to the host tier for good.
-  storage::Tier* rocksdb = nullptr;  // Null: none.
+  uint64_t staging_bytes = 0;                  // Charged to the host tier for good.
+  storage::CircuitBreaker* rocksdb = nullptr;  // Null: none.
 };
 
 // Thread-safe. What it does of its own accord survives an exception of its device, of a tier or of
@@ -55,6 +56,10 @@ class Mover {
 
   // Has the carriers seal and move whatever there is to seal and move.
   void Kick() noexcept;
+
+  // Looks whether a tier that is ill is well again: whether there are blocks for it or not, since
+  // nothing is promised a place there until then.
+  void ProbeBelow() noexcept;
 
   // `bytes` of host memory, for which blocks are moved down until they fit.
   //   kResourceExhausted  LOWER_TIERS_FULL: nothing was charged
@@ -72,10 +77,6 @@ class Mover {
   // Zeroes a closed sequence's frames and gives them back, unless a carrier still reads them: then
   // the carrier does.
   void Reap(const SequenceRef& sequence) noexcept;
-
-  // Why the RocksDB tier does not take blocks now, although they are within its budget; "" when it
-  // does.
-  std::string Degraded() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // Room for a record, aligned as tiers want it.
@@ -105,8 +106,8 @@ class Mover {
   RecordBuffer TakeBuffer(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void KeepBuffer(RecordBuffer buffer) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<TierName> WriteDown(const storage::BlockWrite& write);
-  // Moves the block longest in the host of those that the tier below has room for. Where the host is
-  // full, one of those promised a place below is among them (LowerRoom::Fits).
+  // Moves the block longest in the host of those that the tier below has room for. Where the host
+  // is full, one of those promised a place below is among them (LowerRoom::Fits).
   bool MoveOneDown() ABSL_LOCKS_EXCLUDED(mu_);
   bool MoveFirstThatFits();
   absl::Status MoveDown(const CarryPlan& plan) noexcept;
@@ -116,7 +117,6 @@ class Mover {
   bool AwaitFreed(uint64_t before, absl::Duration deadline) const ABSL_LOCKS_EXCLUDED(mu_);
   // In a slot that is made, or in a segment that what is promised leaves room for.
   absl::Status WriteRocksdb(storage::BlockWrite write) ABSL_LOCKS_EXCLUDED(mu_);
-  void NoteMedium(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Zero(const OpenedSequence& sequence);
   // What was not done at once is tried again. What is left is owed.
   void SettleOwed() noexcept ABSL_LOCKS_EXCLUDED(mu_);
@@ -140,7 +140,6 @@ class Mover {
 
   // Guarded by mu_.
   mutable absl::Mutex mu_;
-  std::string degraded_ ABSL_GUARDED_BY(mu_);
   RecordBuffer spare_ ABSL_GUARDED_BY(mu_);
   int moving_ ABSL_GUARDED_BY(mu_) = 0;      // Who looks for a block to move, or moves one,
   uint64_t freed_ ABSL_GUARDED_BY(mu_) = 0;  // and how often that freed room in the host.

@@ -143,11 +143,12 @@ TierRoom HostTier::Room(std::span<const uint64_t> record_bytes) const {
   for (const uint64_t bytes : record_bytes) {
     const auto found = counts_.find(bytes);
     const Count count = found == counts_.end() ? Count() : found->second;
-    room.sizes.push_back({.slots_used = count.held,
-                          .slots_made = count.held,
-                          .segments_begun = count.written,
-                          .segment_slots = 1,
-                          .segment_bytes = RoundUp(bytes, kRecordAlignment) + kRecordOverheadBytes});
+    room.sizes.push_back(
+        {.slots_used = count.held,
+         .slots_made = count.held,
+         .segments_begun = count.written,
+         .segment_slots = 1,
+         .segment_bytes = RoundUp(bytes, kRecordAlignment) + kRecordOverheadBytes});
   }
   return room;
 }

@@ -112,7 +112,8 @@ absl::Status RocksdbTier::WriteOne(const BlockWrite& block) {
                      budget_.free_bytes(), " B of ", budget_.limit_bytes(),
                      " B free; evict first, or raise rocksdb.budget"));
   }
-  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, slots_.Allocate(block.record.size(), block.may_begin_segment));
+  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place,
+                           slots_.Allocate(block.record.size(), block.may_begin_segment));
   absl::Cleanup free_slot = [&] { slots_.Free(place); };
   EBBTIDE_RETURN_IF_ERROR(slots_.Find(place.segment)->Write(place.slot, block.record));
   std::move(free_slot).Cancel();
@@ -149,7 +150,7 @@ absl::Status RocksdbTier::Erase(std::span<const BlockKey> keys) {
   if (keys.empty()) return absl::OkStatus();
   EBBTIDE_RETURN_IF_ERROR(HealIndex());
   for (const BlockKey& key : keys) EBBTIDE_RETURN_IF_ERROR(EraseOne(key));
-  return absl::OkStatus();
+  return slots_.DeleteLeftOver();
 }
 
 absl::Status RocksdbTier::EraseOne(const BlockKey& key) {
@@ -165,6 +166,15 @@ absl::Status RocksdbTier::EraseOne(const BlockKey& key) {
   }
   if (erased) Forget(*erased);
   return absl::OkStatus();
+}
+
+absl::Status RocksdbTier::Probe() {
+  constexpr BlockKey kNobodys = {};  // Sequences count from 1.
+  EBBTIDE_RETURN_IF_ERROR(folder_->CheckOwned());
+  EBBTIDE_RETURN_IF_ERROR(HealIndex());
+  EBBTIDE_RETURN_IF_ERROR(slots_.Probe());
+  absl::MutexLock lock(&commit_mu_);
+  return Noted(index_->Delete(kNobodys));
 }
 
 void RocksdbTier::Forget(const BlockEntry& entry) {

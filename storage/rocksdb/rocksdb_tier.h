@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -56,6 +57,7 @@ class RocksdbTier final : public Tier {
   absl::Status Read(std::span<PageRead> pages, absl::Duration patience) override;
   BlockPin Pin(const BlockKey& key) override;  // Always null.
   absl::Status Erase(std::span<const BlockKey> keys) override;
+  absl::Status Probe() override;
   TierUsage Usage() const override;
   TierRoom Room(std::span<const uint64_t> record_bytes) const override;
 

@@ -38,8 +38,7 @@ absl::StatusOr<std::shared_ptr<Segment>> Segment::Create(const TierFolder& folde
   const int flags = O_RDWR | O_CREAT | O_EXCL | (folder.is_direct() ? O_DIRECT : 0);
   const int fd = calls.Open(path.c_str(), flags);
   if (fd < 0) return FileError(path, "cannot make a slot file", errno);
-  std::shared_ptr<Segment> segment(
-      new Segment(path, fd, shape, folder.is_direct(), calls, buffers));
+  std::shared_ptr<Segment> segment(new Segment(folder, path, fd, shape, calls, buffers));
   // Unwritten but taken: a later write can no longer find the disk full. File systems without
   // fallocate (NFS, some FUSE) take space as it is written; a refusal comes then.
   if (calls.Allocate(fd, static_cast<off_t>(shape.bytes())) != 0 && errno != EOPNOTSUPP) {
@@ -48,21 +47,34 @@ absl::StatusOr<std::shared_ptr<Segment>> Segment::Create(const TierFolder& folde
   return segment;
 }
 
-Segment::Segment(std::string path, int fd, const SegmentShape& shape, bool is_direct,
+Segment::Segment(const TierFolder& folder, std::string path, int fd, const SegmentShape& shape,
                  FileCalls& calls, IoBuffers& buffers)
-    : path_(std::move(path)),
+    : folder_(folder),
+      path_(std::move(path)),
       fd_(fd),
       shape_(shape),
-      is_direct_(is_direct),
+      is_direct_(folder.is_direct()),
       calls_(calls),
       buffers_(buffers) {}
 
 Segment::~Segment() {
-  close(fd_);
-  if (calls_.Unlink(path_.c_str()) != 0 && errno != ENOENT) {
-    Log(LogLevel::kWarn, "rocksdb tier: a slot file could not be deleted; the next start will",
-        {{"file", path_}, {"error", std::strerror(errno)}});
+  if (const absl::Status status = Delete(); !status.ok() && folder_.CheckOwned().ok()) {
+    Log(LogLevel::kWarn, "a slot file stays on the disk until the next start",
+        {{"why", std::string(status.message())}});
   }
+  close(fd_);
+}
+
+absl::Status Segment::Delete() {
+  if (is_deleted_) return absl::OkStatus();
+  if (::access(path_.c_str(), F_OK) == 0 || errno != ENOENT) {
+    // In a folder that is another's by now, a file of this name is another's too.
+    EBBTIDE_RETURN_IF_ERROR(folder_.CheckOwned());
+    if (calls_.Unlink(path_.c_str()) != 0 && errno != ENOENT)
+      return absl::UnavailableError(FileError(path_, "cannot delete", errno).message());
+  }
+  is_deleted_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status Segment::Write(uint32_t slot, std::span<const std::byte> record) {

@@ -30,17 +30,21 @@ struct SegmentShape {
 // Thread-safe for slots that do not overlap.
 class Segment {
  public:
-  // `calls` and `buffers` outlive the segment. What a failed call made is deleted again.
+  // `folder`, `calls` and `buffers` outlive the segment. What a failed call made is deleted again.
   //   kResourceExhausted  the disk has no room for it
   //   kUnavailable        the file cannot be made
   static absl::StatusOr<std::shared_ptr<Segment>> Create(const TierFolder& folder,
                                                          const SegmentShape& shape,
                                                          FileCalls& calls, IoBuffers& buffers);
-  ~Segment();  // Deletes the file.
+  ~Segment();  // Deletes the file, where that was not done.
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
   const SegmentShape& shape() const { return shape_; }
+
+  // Deletes the file, when nobody writes or reads it any more. May be tried again.
+  //   kUnavailable  the disk did not let it, or the folder is ours no more
+  absl::Status Delete();
 
   // Fills slot `slot` with `record`, slot_bytes long. Straight from the caller's memory where that
   // lies on 4 KiB.
@@ -53,19 +57,22 @@ class Segment {
   absl::StatusOr<uint64_t> Read(uint32_t slot, uint64_t offset, std::span<std::byte> into) const;
 
  private:
-  Segment(std::string path, int fd, const SegmentShape& shape, bool is_direct, FileCalls& calls,
-          IoBuffers& buffers);
+  Segment(const TierFolder& folder, std::string path, int fd, const SegmentShape& shape,
+          FileCalls& calls, IoBuffers& buffers);
 
   absl::Status WriteAligned(uint64_t offset, std::span<const std::byte> bytes);
   absl::Status Error(const char* call, uint64_t offset) const;  // From errno.
 
   // fixed after construction
+  const TierFolder& folder_;
   const std::string path_;
   const int fd_;
   const SegmentShape shape_;
   const bool is_direct_;
   FileCalls& calls_;
   IoBuffers& buffers_;
+
+  bool is_deleted_ = false;  // Of who deletes.
 };
 
 }  // namespace ebbtide::storage

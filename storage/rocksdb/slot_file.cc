@@ -15,7 +15,8 @@ namespace ebbtide::storage {
 
 absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes, bool may_begin_segment) {
   SegmentShape shape = {.slot_bytes = slot_bytes, .slots = SlotsPerSegment(slot_bytes)};
-  EBBTIDE_ASSIGN_OR_RETURN(const std::optional<SlotPlace> place, TakeOrGrow(shape, may_begin_segment));
+  EBBTIDE_ASSIGN_OR_RETURN(const std::optional<SlotPlace> place,
+                           TakeOrGrow(shape, may_begin_segment));
   if (place) return *place;
   absl::Cleanup give_up = [&] {  // However it fails, others may try.
     absl::MutexLock lock(&mu_);
@@ -39,8 +40,9 @@ absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& sha
     mu_.Await(absl::Condition(+can_go_on, &size_class));
     if (const auto place = Take(size_class)) return place;
     if (!may_begin_segment) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "rocksdb tier: no slot of ", shape.slot_bytes, " B is free, and no slot file may be begun"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("rocksdb tier: no slot of ", shape.slot_bytes,
+                       " B is free, and no slot file may be begun"));
     }
     if (options_.budget.TryCharge(ChargeBytes(shape))) break;
     if (deleting_bytes_ == 0) {
@@ -184,11 +186,65 @@ void SlotFiles::Return(const SlotPlace& place, Emptied& emptied) {
 void SlotFiles::Delete(Emptied emptied) {
   for (std::shared_ptr<Segment>& segment : emptied) {
     const uint64_t charge_bytes = ChargeBytes(segment->shape());
-    segment.reset();  // No reader holds it any more: the file goes here, then its charge.
+    const absl::Status deleted = segment->Delete();  // No reader looks at it any more.
     absl::MutexLock lock(&mu_);
-    options_.budget.Release(charge_bytes);
     deleting_bytes_ -= charge_bytes;
+    if (deleted.ok()) {
+      options_.budget.Release(charge_bytes);
+    } else {
+      left_over_why_ = std::string(deleted.message());
+      left_over_.push_back(std::move(segment));
+    }
   }
+}
+
+absl::Status SlotFiles::DeleteLeftOver() {
+  Emptied again;
+  {
+    absl::MutexLock lock(&mu_);
+    std::swap(again, left_over_);
+    for (const auto& segment : again) deleting_bytes_ += ChargeBytes(segment->shape());
+  }
+  Delete(std::move(again));
+  absl::MutexLock lock(&mu_);
+  if (left_over_.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(left_over_why_, "; ", left_over_.size(),
+                                             " slot files that nothing is in stay on the disk"));
+}
+
+absl::Status SlotFiles::Probe() {
+  EBBTIDE_RETURN_IF_ERROR(DeleteLeftOver());
+  const std::optional<uint64_t> slot_bytes = SlotBytesToProbe();
+  if (!slot_bytes) return absl::OkStatus();  // There is nothing that could be written.
+  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, Allocate(*slot_bytes));
+  const absl::Status status = WriteAndRead(*Find(place.segment), place.slot);
+  Free(place);
+  EBBTIDE_RETURN_IF_ERROR(status);
+  return DeleteLeftOver();
+}
+
+std::optional<uint64_t> SlotFiles::SlotBytesToProbe() const {
+  constexpr uint64_t kLeast = kRecordAlignment;
+  const SegmentShape shape = {.slot_bytes = kLeast, .slots = SlotsPerSegment(kLeast)};
+  if (options_.budget.free_bytes() >= ChargeBytes(shape)) return kLeast;
+  absl::MutexLock lock(&mu_);
+  for (const auto& [slot_bytes, size_class] : classes_) {
+    if (size_class.free_slots > 0) return slot_bytes;
+  }
+  return std::nullopt;
+}
+
+absl::Status SlotFiles::WriteAndRead(Segment& segment, uint32_t slot) {
+  const uint64_t bytes = segment.shape().slot_bytes;
+  const IoBuffers::Buffer written = buffers_.Lend(bytes);
+  const IoBuffers::Buffer read = buffers_.Lend(bytes);
+  std::ranges::fill(written.bytes(), std::byte{0x5A});
+  std::ranges::fill(read.bytes(), std::byte{0});
+  EBBTIDE_RETURN_IF_ERROR(segment.Write(slot, written.bytes().first(bytes)));
+  EBBTIDE_RETURN_IF_ERROR(segment.Read(slot, 0, read.bytes().first(bytes)).status());
+  if (std::ranges::equal(read.bytes().first(bytes), written.bytes().first(bytes)))
+    return absl::OkStatus();
+  return absl::UnavailableError("rocksdb tier: the disk does not read what was written");
 }
 
 }  // namespace ebbtide::storage

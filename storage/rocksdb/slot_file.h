@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -81,6 +82,14 @@ class SlotFiles {
   // A segment that is being made is there, one that is being deleted is not.
   TierRoom Room(std::span<const uint64_t> slot_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Deletes what could not be deleted when it became empty, whose bytes stay charged.
+  //   kUnavailable  some is left, and why
+  absl::Status DeleteLeftOver() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Takes a slot, in a segment of its own where the budget leaves one, writes, reads and frees it.
+  //   as Allocate, and kUnavailable where it reads other bytes
+  absl::Status Probe() ABSL_LOCKS_EXCLUDED(mu_);
+
   // A slot's share of the index, charged with it, so that a free slot can always be used.
   static uint64_t EntryBytes(uint64_t slot_bytes) { return 2048 + slot_bytes / 128; }
 
@@ -129,6 +138,9 @@ class SlotFiles {
   SlotPlace TakeFirst(const SegmentShape& shape, std::shared_ptr<Segment> segment) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status WriteAndRead(Segment& segment, uint32_t slot);
+  // Of a slot that could be had now; none where all are in use and the budget is too.
+  std::optional<uint64_t> SlotBytesToProbe() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // fixed after construction
   const TierFolder& folder_;
@@ -146,6 +158,8 @@ class SlotFiles {
   absl::btree_set<uint64_t> readers_ ABSL_GUARDED_BY(mu_);                 // Their epochs.
   std::vector<Freed> freed_ ABSL_GUARDED_BY(mu_);                          // In order of epochs.
   uint64_t deleting_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Charged until their files are gone.
+  Emptied left_over_ ABSL_GUARDED_BY(mu_);            // Charged: they could not be deleted,
+  std::string left_over_why_ ABSL_GUARDED_BY(mu_);    // the last of them for this.
 };
 
 }  // namespace ebbtide::storage

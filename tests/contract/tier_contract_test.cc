@@ -150,6 +150,21 @@ TEST_P(TierContract, BatchAnswersEachPageOnItsOwn) {
   EXPECT_EQ(bytes[4], PatternPage({1, 0, 0}, 0, geometry_.page_bytes));
 }
 
+TEST_P(TierContract, AProbeOfATierThatIsWellChangesNothing) {
+  ASSERT_OK(Write({1, 0, 0}, geometry_));
+  const TierUsage before = tier().Usage();
+
+  EXPECT_OK(tier().Probe());
+  while (Write({before.blocks + tier().Usage().blocks, 0, 0}, geometry_).ok()) {
+  }
+  const TierUsage full = tier().Usage();
+  EXPECT_OK(tier().Probe()) << "a budget that is used up is no fault of the medium";
+
+  EXPECT_EQ(tier().Usage().used_bytes, full.used_bytes);
+  EXPECT_EQ(tier().Usage().blocks, full.blocks);
+  ExpectHeld({1, 0, 0}, geometry_);
+}
+
 TEST_P(TierContract, OneReadTakesAllPagesOfARecordInAnyOrder) {
   const RecordGeometry geometry = MakeGeometry(4, 4, 10240);
   ASSERT_OK(Write({5, 0, 0}, geometry));

@@ -136,12 +136,14 @@ class Simulation {
         break;  // Healed.
     }
     tier->Set(faults);
+    stand_.engine().CloseIdle();  // As each second: it looks whether the tier is well again.
   }
 
   // Everything heals; everything is sealed; nothing stays behind.
   void Finish() {
     if (host_ != nullptr) host_->Set({});
     if (rocksdb_ != nullptr) rocksdb_->Set({});
+    stand_.engine().CloseIdle();
     carriers_.RunAll();
     uint64_t lost = 0;
     for (const auto& sequence : sequences_) {

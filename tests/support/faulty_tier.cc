@@ -53,6 +53,15 @@ absl::Status FaultyTier::Erase(std::span<const BlockKey> keys) {
   return tier_.Erase(keys);
 }
 
+absl::Status FaultyTier::Probe() {
+  EBBTIDE_RETURN_IF_ERROR(BeforeCall("probe"));
+  {
+    absl::MutexLock lock(&mu_);
+    if (Draw(faults_.full)) return absl::ResourceExhaustedError("faulty tier: full");
+  }
+  return tier_.Probe();
+}
+
 bool FaultyTier::Draw(double chance) {
   return std::bernoulli_distribution(chance)(random_);
 }

@@ -23,8 +23,8 @@ namespace ebbtide::test {
 // Chances between 0 and 1, drawn for each call (refuse, full, delay) or each record (torn,
 // flipped).
 struct Faults {
-  double refuse = 0;   // kUnavailable before anything is done: Write, Read and Erase.
-  double full = 0;     // Write answers kResourceExhausted before anything is done.
+  double refuse = 0;   // kUnavailable before anything is done: Write, Read, Erase and Probe.
+  double full = 0;     // Write and Probe answer kResourceExhausted before anything is done.
   double delay = 0;    // `on_delay` runs first.
   double torn = 0;     // A written record's bytes past some point in its pages are zeros.
   double flipped = 0;  // One bit of a written record's pages is the other one.
@@ -47,6 +47,7 @@ class FaultyTier final : public storage::Tier {
   absl::Status Read(std::span<storage::PageRead> pages, absl::Duration patience) override;
   storage::BlockPin Pin(const storage::BlockKey& key) override { return tier_.Pin(key); }
   absl::Status Erase(std::span<const storage::BlockKey> keys) override;
+  absl::Status Probe() override;
   storage::TierUsage Usage() const override { return tier_.Usage(); }
   storage::TierRoom Room(std::span<const uint64_t> record_bytes) const override {
     return tier_.Room(record_bytes);

@@ -67,6 +67,10 @@ class WatchedTier final : public storage::Tier {
     watch_("erase");
     return tier_.Erase(keys);
   }
+  absl::Status Probe() override {
+    watch_("probe");
+    return tier_.Probe();
+  }
   storage::TierUsage Usage() const override {
     watch_("usage");
     return tier_.Usage();

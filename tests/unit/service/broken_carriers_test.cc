@@ -208,14 +208,12 @@ TEST_F(FailingCarriersTest, ReasonsThatTakeTurnsAreEachLoggedOnceAMinute) {
 
   for (int i = 0; i < 5; ++i) take_turns();
 
-  EXPECT_THAT(LogLines(),
-              ElementsAre(AllOf(HasSubstr("DEVICE_LOST"), HasSubstr("failures=1")),
-                          AllOf(HasSubstr("OUT_OF_MEMORY"), HasSubstr("failures=1"))));
+  EXPECT_THAT(LogLines(), ElementsAre(AllOf(HasSubstr("DEVICE_LOST"), HasSubstr("failures=1")),
+                                      AllOf(HasSubstr("OUT_OF_MEMORY"), HasSubstr("failures=1"))));
   clock_.Advance(absl::Minutes(1));
   take_turns();
-  EXPECT_THAT(LogLines(),
-              ElementsAre(AllOf(HasSubstr("DEVICE_LOST"), HasSubstr("failures=5")),
-                          AllOf(HasSubstr("OUT_OF_MEMORY"), HasSubstr("failures=5"))));
+  EXPECT_THAT(LogLines(), ElementsAre(AllOf(HasSubstr("DEVICE_LOST"), HasSubstr("failures=5")),
+                                      AllOf(HasSubstr("OUT_OF_MEMORY"), HasSubstr("failures=5"))));
 }
 
 TEST_F(FailingCarriersTest, FramesThatAreOwedAreLoggedWhenTheyComeAndGo) {

@@ -50,9 +50,10 @@ CacheStand::CacheStand(const CacheSetup& setup)
       below_tier_(MakeTier(below_budget_)),
       host_(*host_tier_, 1),
       below_(*below_tier_, 2),
+      breaker_(below_),
       tiers_{.host = host_,
              .host_budget = host_budget_,
-             .rocksdb = setup.below_blocks > 0 ? &below_ : nullptr},
+             .rocksdb = setup.below_blocks > 0 ? &breaker_ : nullptr},
       cache_({.device_budget_bytes = setup.device_bytes,
               .default_recall = "exact",
               .idle_timeout = absl::Minutes(10),
@@ -137,6 +138,7 @@ void CacheStand::Close(const std::string& name) {
 }
 
 void CacheStand::Carry() {
+  mover_.ProbeBelow();
   mover_.Kick();
   carriers_.RunAll();
 }

@@ -67,7 +67,8 @@ class CacheStand {
               const std::vector<int32_t>& victims = {});
   // Closes as the engine does.
   void Close(const std::string& name);
-  // Kicks the mover and runs carriers until none waits.
+  // As each second: looks whether the tier below is well, kicks the mover, and runs carriers until
+  // none waits.
   void Carry();
 
   service::Block PlaceOf(const service::SequenceRef& sequence, size_t block) {
@@ -87,6 +88,7 @@ class CacheStand {
   std::unique_ptr<storage::HostTier> below_tier_;
   FaultyTier host_;
   FaultyTier below_;
+  storage::CircuitBreaker breaker_;
   gpu::CpuBackend backend_{1};
   service::LowerTiers tiers_;
   service::LookAtRoom look_at_room_ = [](auto sizes) { return RoomFor(uint64_t{1} << 40, sizes); };

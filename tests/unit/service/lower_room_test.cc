@@ -20,11 +20,10 @@ constexpr uint64_t kLarge = 300;
 // Ten small or three large records in the host; three segments of four small, or two of two large,
 // below.
 LowerRoom TwoSizes() {
-  return {
-      .host_bytes = 1100,
-      .below_bytes = 1500,
-      .sizes = {{kSmall, {.host_cost_bytes = 110, .segment_slots = 4, .segment_bytes = 500}},
-                {kLarge, {.host_cost_bytes = 320, .segment_slots = 2, .segment_bytes = 700}}}};
+  return {.host_bytes = 1100,
+          .below_bytes = 1500,
+          .sizes = {{kSmall, {.host_cost_bytes = 110, .segment_slots = 4, .segment_bytes = 500}},
+                    {kLarge, {.host_cost_bytes = 320, .segment_slots = 2, .segment_bytes = 700}}}};
 }
 
 TEST(LowerRoomTest, OneSizeFillsHostAndWholeSegmentsBelow) {
@@ -126,12 +125,12 @@ TEST(LowerRoomTest, FitsIsTrueOfWhatCanBePlacedAndOfNothingElse) {
     for (uint64_t below = 0; below <= 24; below += 2) {
       for (const uint64_t made : {0, 2}) {
         LowerRoom room{.host_bytes = host, .below_bytes = below};
-        room.sizes[2] = {.host_cost_bytes = 2,
-                         .slots_made = made, .segment_slots = 4, .segment_bytes = 9};
-        room.sizes[3] = {.host_cost_bytes = 4,
-                         .slots_made = 0, .segment_slots = 2, .segment_bytes = 7};
-        room.sizes[5] = {.host_cost_bytes = 5,
-                         .slots_made = 0, .segment_slots = 1, .segment_bytes = 6};
+        room.sizes[2] = {
+            .host_cost_bytes = 2, .slots_made = made, .segment_slots = 4, .segment_bytes = 9};
+        room.sizes[3] = {
+            .host_cost_bytes = 4, .slots_made = 0, .segment_slots = 2, .segment_bytes = 7};
+        room.sizes[5] = {
+            .host_cost_bytes = 5, .slots_made = 0, .segment_slots = 1, .segment_bytes = 6};
         for (uint64_t records = 0; records < 8 * 6 * 5; ++records) {
           const PromisedRecords promised = {
               {2, records % 8}, {3, records / 8 % 6}, {5, records / 48}};
@@ -158,7 +157,9 @@ class DrawnRoom {
       const uint64_t bytes = 1 + UpTo(60);
       const uint64_t slots = std::max<uint64_t>(segment / bytes, 1);
       room_.sizes[bytes] = {.host_cost_bytes = bytes + UpTo(2),
-                            .slots_made = UpTo(1) * UpTo(6), .segment_slots = slots, .segment_bytes = slots * (bytes + UpTo(1))};
+                            .slots_made = UpTo(1) * UpTo(6),
+                            .segment_slots = slots,
+                            .segment_bytes = slots * (bytes + UpTo(1))};
     }
   }
   const LowerRoom& room() const { return room_; }

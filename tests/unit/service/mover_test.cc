@@ -247,17 +247,17 @@ TEST(MoverTest, FailingTierBelowIsDegradedUntilItTakesABlock) {
   CacheStand stand({.host_blocks = 2, .below_blocks = 10});
   const SequenceRef sequence = stand.Open("a");
   stand.Append("a", 0, 2 * kPage);
-  EXPECT_EQ(stand.mover().Degraded(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
 
   stand.below().Set({.refuse = 1});
   stand.Carry();
 
-  EXPECT_EQ(stand.mover().Degraded(), "faulty tier: write refused");
+  EXPECT_EQ(stand.tiers().rocksdb->why(), "faulty tier: write refused");
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kHost, kHost));
   EXPECT_TRUE(IsHeld(stand.host(), sequence->facts.key(0)));
   stand.below().Set({});
   stand.Carry();
-  EXPECT_EQ(stand.mover().Degraded(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost));  // The oldest is still first.
 }
 
@@ -267,13 +267,13 @@ TEST(MoverTest, FullMediumIsAFaultButABudgetUsedUpIsNone) {
   stand.Append("a", 0, 2 * kPage);
   stand.below().Set({.full = 1});
   stand.Carry();
-  EXPECT_EQ(stand.mover().Degraded(), "faulty tier: full");
+  EXPECT_EQ(stand.tiers().rocksdb->why(), "faulty tier: full");
   stand.below().Set({});
   stand.Append("a", 2 * kPage, kPage);
 
   stand.Carry();
 
-  EXPECT_EQ(stand.mover().Degraded(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost, TierName::kDevice));
   EXPECT_TRUE(stand.cache().HasUnsealed());
 }
@@ -313,7 +313,7 @@ TEST(MoverTest, BlockThatTheHostTierLostHoldsUpNoOther) {
   stand.Carry();
 
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kHost, kBelow, kHost));  // Named where it was.
-  EXPECT_EQ(stand.mover().Degraded(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
 }
 
 TEST(MoverTest, RecordWithADamagedHeaderStaysNamedWhereItIs) {
@@ -329,7 +329,7 @@ TEST(MoverTest, RecordWithADamagedHeaderStaysNamedWhereItIs) {
   stand.Carry();
 
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kHost, kBelow, kBelow));
-  EXPECT_EQ(stand.mover().Degraded(), "");  // The tier below is well.
+  EXPECT_EQ(stand.tiers().rocksdb->why(), "");  // The tier below is well.
 }
 
 // --- erasing and giving back

@@ -59,6 +59,7 @@ class PassingTier : public storage::Tier {
   }
   storage::BlockPin Pin(const storage::BlockKey& key) override { return tier_.Pin(key); }
   absl::Status Erase(std::span<const storage::BlockKey> keys) override { return tier_.Erase(keys); }
+  absl::Status Probe() override { return tier_.Probe(); }
   storage::TierUsage Usage() const override { return tier_.Usage(); }
   storage::TierRoom Room(std::span<const uint64_t> record_bytes) const override {
     return tier_.Room(record_bytes);

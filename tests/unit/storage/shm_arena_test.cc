@@ -29,6 +29,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "base/log.h"
 #include "tests/support/death_test.h"
 #include "tests/support/status_matchers.h"
 
@@ -122,6 +123,7 @@ bool RefuseMemfd() {
   if ((*arena)->bytes(extent)[kMiB - 1] != std::byte{9}) std::_Exit(5);
   (*arena)->Decommit(extent);
   if ((*arena)->bytes(extent)[kMiB - 1] != std::byte{0}) std::_Exit(6);
+  if (!FlushLog(absl::Seconds(30))) std::_Exit(7);
   std::fprintf(stderr, "arena is %s\n", std::string((*arena)->name()).c_str());
   std::_Exit(0);
 }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <optional>
@@ -67,6 +68,62 @@ class SlotFilesTest : public testing::Test {
       std::in_place, *folder_,
       SlotFiles::Options{.segment_bytes_max = kSegmentBytes, .calls = calls_, .budget = budget_}};
 };
+
+TEST_F(SlotFilesTest, WhatCannotBeDeletedStaysChargedUntilItCan) {
+  const SlotPlace first = Take();
+  const uint64_t used = budget_.used_bytes();
+  calls_.unlink_error = EIO;
+  slots_->Free(first);
+
+  EXPECT_EQ(Files(), 1u);
+  EXPECT_EQ(budget_.used_bytes(), used);
+  EXPECT_THAT(slots_->DeleteLeftOver(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("cannot delete"), HasSubstr("1 slot files"))));
+  EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
+  const TierRoom room = slots_->Room({&kSlotBytes, 1});
+  EXPECT_EQ(room.free_bytes, budget_.free_bytes());  // Nobody is promised what may never go.
+
+  calls_.unlink_error = 0;
+  EXPECT_OK(slots_->Probe());
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+// Its file of the same name is another's.
+TEST_F(SlotFilesTest, NothingIsDeletedInAFolderThatIsAnothersByNow) {
+  const SlotPlace place = Take();
+  const std::filesystem::path file = slots_->Find(place.segment) != nullptr
+                                         ? folder_->segment_path(kSlotBytes, place.segment)
+                                         : std::filesystem::path();
+  const std::filesystem::path path = folder_->path();
+  std::filesystem::rename(path, path.string() + ".away");
+  std::filesystem::create_directory(path);
+  std::ofstream(file) << "another's";
+
+  slots_->Free(place);
+
+  EXPECT_TRUE(std::filesystem::exists(file));
+  EXPECT_THAT(slots_->DeleteLeftOver(), StatusIs(absl::StatusCode::kUnavailable));
+  slots_.reset();
+  EXPECT_TRUE(std::filesystem::exists(file));
+  std::filesystem::remove_all(path.string() + ".away");
+}
+
+TEST_F(SlotFilesTest, ProbeTriesAllThatAWriteNeeds) {
+  EXPECT_OK(slots_->Probe());
+  for (std::atomic<int> test::FaultyFileCalls::*const error :
+       {&test::FaultyFileCalls::open_error, &test::FaultyFileCalls::allocate_error,
+        &test::FaultyFileCalls::write_error, &test::FaultyFileCalls::read_error,
+        &test::FaultyFileCalls::unlink_error}) {
+    calls_.*error = EIO;
+    EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
+    calls_.*error = 0;
+    EXPECT_OK(slots_->Probe());
+    EXPECT_EQ(Files(), 0u);
+    EXPECT_EQ(budget_.used_bytes(), 0u);
+  }
+}
 
 TEST_F(SlotFilesTest, SegmentIsMadeOnNeedAndDeletedWhenEmpty) {
   EXPECT_EQ(Files(), 0u);
