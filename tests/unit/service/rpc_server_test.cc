@@ -22,6 +22,7 @@
 #include "ebbtide/v1/cache.grpc.pb.h"
 #include "ebbtide/v1/stats.grpc.pb.h"
 #include "service/reason.h"
+#include "service/rpc/listener.h"
 #include "service/rpc/server.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/grpc_probe.h"
@@ -333,6 +334,21 @@ TEST_F(RpcServerTest, HealthTellsOfADeviceThatIsLost) {
 
   EXPECT_EQ(HealthOf(channel_, ""), "NOT_SERVING");
   EXPECT_EQ(HealthOf(channel_, "ebbtide.v1.StatsService"), "SERVING");
+}
+
+TEST_F(RpcServerTest, HealthTellsThatNobodyCanConnect) {
+  Start();
+  ASSERT_EQ(::unlink(config_.listen.socket_path.c_str()), 0);
+  absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(config_.listen);
+  ASSERT_THAT(other, IsOk());
+
+  server_->RefreshHealth();
+
+  EXPECT_EQ(HealthOf(channel_, ""), "NOT_SERVING");
+  other->reset();
+  server_->RefreshHealth();
+  EXPECT_EQ(HealthOf(channel_, ""), "SERVING");
+  EXPECT_EQ(HealthOf(test::ConnectTo(server_->target()), ""), "SERVING");
 }
 
 TEST_F(RpcServerTest, ShutdownRefusesTheNewAndFinishesTheOld) {
