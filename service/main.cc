@@ -286,6 +286,7 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
     const bool is_configuration = daemon.status().code() == absl::StatusCode::kInvalidArgument;
     return is_configuration ? kExitBadConfiguration : kExitFailed;
   }
+  FlushLog(kLogMax);  // What the start logged comes first.
   out.Write(Banner(**daemon, config_source, !loaded.lines.contains("server.listen")));
   int signal = 0;
   HeapTrim heap;
