@@ -450,8 +450,8 @@ absl::Status Cache::AwaitSlots(const Ticket& ticket, std::span<const std::vector
     return Refuse(
         absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
         absl::StrCat("sequence \"", facts.args.sequence, "\", layer ", ticket.layer,
-                     ": no free slots for ", ticket.tokens, " tokens before the deadline: those ",
-                     "that left wait for ", std::ranges::count_if(due, is_unconfirmed),
+                     ": no free slots for ", ticket.tokens, " tokens in time: those that left ",
+                     "wait for ", std::ranges::count_if(due, is_unconfirmed),
                      " blocks to be confirmed in a lower tier; see ebbctl tiers for what holds ",
                      "it up, and retry"));
   }

@@ -40,6 +40,10 @@ std::vector<double> OutputNorms(std::span<const LaneAnswer> lanes, int m) {
   return norms;
 }
 
+// A call that waits for blocks to find their place below waits so long for a tier that is ill: it
+// is probed each second.
+constexpr absl::Duration kIllPatience = absl::Seconds(3);
+
 // An answer that is ready at its deadline comes too late: some of the time is for the way back.
 absl::Duration ReadUntil(absl::Duration deadline, absl::Duration now) {
   return deadline - std::min((deadline - now) / 8, absl::Milliseconds(100));
@@ -226,13 +230,21 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Attention::FindVictims(Work& w
 
 absl::Status Attention::PlaceBeforeDeadline(Work& work,
                                             std::span<const std::vector<int32_t>> victims) {
+  absl::Duration below_was_well = clock_.SinceStart();
   for (;;) {
     // Slots come free as seals are confirmed; between tries the carriers are reminded of them.
     const absl::Duration until =
         std::min(work.call.deadline, clock_.SinceStart() + absl::Milliseconds(50));
     const absl::Status status = cache_.AwaitSlots(work.ticket, victims, until);
     if (status.ok()) break;
-    if (clock_.SinceStart() >= work.call.deadline) return status;
+    const absl::Duration now = clock_.SinceStart();
+    const std::string ill = tiers_.rocksdb == nullptr ? "" : tiers_.rocksdb->why();
+    if (ill.empty()) below_was_well = now;
+    if (now - below_was_well >= kIllPatience) {
+      return Refuse(absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
+                    absl::StrCat(std::string(status.message()), "; the tier below is ill: ", ill));
+    }
+    if (now >= work.call.deadline) return status;
     mover_.Kick();
   }
   // With the slots sure, one reservation: host memory first, since it may have to be made free.

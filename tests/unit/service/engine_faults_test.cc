@@ -23,6 +23,7 @@
 #include "storage/patient_tier.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/engine_stand.h"
+#include "tests/support/fake_clock.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/faulty_tier.h"
 #include "tests/support/status_matchers.h"
@@ -243,6 +244,46 @@ TEST_F(EngineFaultsTest, ACallInAHurryIsAnsweredInTimeByADiskThatIsNot) {
   disk->Set({});
   disk_answers.Notify();
   EXPECT_OK(stand.engine().ReadPages({.sequence = "a"}).status());
+}
+
+// Not at its deadline, with a word of the disk.
+TEST_F(EngineFaultsTest, TokensThatCannotLeaveForATierThatIsIllAreRefusedSoon) {
+  FaultyTier* host = nullptr;
+  FaultyTier* disk = nullptr;
+  test::FakeClock clock;
+  EngineStand stand({.rocksdb_bytes = 192 << 20,
+                     .clock = &clock,
+                     .wrap_host = MadeFaulty(host),
+                     .wrap_rocksdb = MadeFaulty(disk)});
+  Worker worker(stand.engine(), tokens_, "a", clock);
+  worker.open = {.policy = "streaming", .recall = "off", .budget_tokens = 48, .chunk_tokens = 32};
+  ASSERT_OK(worker.Open().status());
+  host->Set({.full = 1});
+  disk->Set({.refuse = 1});
+  std::atomic<bool> is_over = false;
+  std::thread time([&] {
+    while (!is_over) {
+      clock.Advance(absl::Milliseconds(10));
+      stand.engine().CloseIdle();
+    }
+  });
+  const absl::Cleanup end = [&] {
+    is_over = true;
+    time.join();
+  };
+
+  absl::Status status;
+  for (int32_t first = 0; first < 512 && status.ok(); first += 32) {
+    status = worker
+                 .StepAllLayers({.first = first,
+                                 .count = 32,
+                                 .phase = Phase::kPrefill,
+                                 .patience = absl::Hours(1000)})
+                 .status;
+  }
+
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("faulty tier: ")));
+  EXPECT_EQ(ReasonOf(status), "TIER_UNAVAILABLE");
 }
 
 TEST_F(EngineFaultsTest, CallsThatFindNoStagingSaySo) {
