@@ -190,7 +190,8 @@ TEST_F(LateCarriersTest, NoBlockTakesTheSlotFileThatAnotherSizeWasPromised) {
 }
 
 TEST_F(LateCarriersTest, AllThatIsPromisedFindsItsPlaceWheneverTheyCome) {
-  test::ForEachSeed(5, [this](uint64_t seed) {
+  int refused = 0;
+  test::ForEachSeed(5, [this, &refused](uint64_t seed) {
     std::mt19937_64 random(seed);
     Late late((640 << 10) + random() % (512 << 10));
     struct Run {
@@ -200,7 +201,6 @@ TEST_F(LateCarriersTest, AllThatIsPromisedFindsItsPlaceWheneverTheyCome) {
     };
     std::vector<Run> runs;
     int opened = 0;
-    int refused = 0;
     for (int step = 0; step < 400; ++step) {
       const uint64_t choice = random() % 100;
       if (choice < 2 && !runs.empty()) {
@@ -228,8 +228,8 @@ TEST_F(LateCarriersTest, AllThatIsPromisedFindsItsPlaceWheneverTheyCome) {
     for (int i = 0; i < 20; ++i) late.Carry();
 
     EXPECT_TRUE(late.engine().Settle(absl::ZeroDuration())) << "a block found no room";
-    EXPECT_GT(refused, 10);
   });
+  EXPECT_GT(refused, 10) << "of all seeds: the tiers were hardly full";
 }
 
 TEST(FullHostTest, SequenceThatWouldKeepMoreThanTheHostHoldsIsNotOpened) {
