@@ -41,7 +41,8 @@ struct AttendPageArgs {
 //   Numerics  logits, lse and output as attend's (AttendLogitError, AttendSumError of `tokens`).
 //             Spreads and focus are rounded up: at most 1.5e-4 above the exact ones for logits and
 //             outputs as they are stored, and 1e-20; sums in f64 by the reference, in f32 on the
-//             CPU and CUDA
+//             CPU and CUDA, where shares and their squares below f32's normal range may cost a
+//             spread 1e-18 of the largest |value|: the output's own error is 1e-7 of it
 //   Repeats   bit for bit, for one build and SIMD target or GPU
 //   Cost      reads keys once and values twice for each four rows, from the first-level cache; 12 *
 //             rows * tokens * head_dim flops
