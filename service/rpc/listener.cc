@@ -120,9 +120,12 @@ absl::Status Listener::BindPorts() {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (const int error = ::getaddrinfo(place_.host.c_str(),
-                                      absl::StrFormat("%d", place_.port).c_str(), &hints, &found);
-      error != 0) {
+  const std::string port = absl::StrFormat("%d", place_.port);
+  int error = ::getaddrinfo(place_.host.c_str(), port.c_str(), &hints, &found);
+  // A machine that names nothing has a loopback all the same (RFC 6761).
+  if (error != 0 && place_.host == "localhost")
+    error = ::getaddrinfo("127.0.0.1", port.c_str(), &hints, &found);
+  if (error != 0) {
     return absl::UnavailableError(
         absl::StrFormat("can't listen at %s: %s", FormatListen(place_), ::gai_strerror(error)));
   }
