@@ -104,11 +104,12 @@ class SampleRow {
 
   // The share of full attention that unread tokens have.
   long double UnreadShare() const {
+    const long double top = Top();
     long double all = 0;
     long double unread = 0;
     for (const SamplePart& part : parts_) {
       for (const SampleToken& token : part.tokens) {
-        const long double mass = std::exp(token.true_logit - lse_);
+        const long double mass = std::exp(token.true_logit - top);
         all += mass;
         if (part.kind == SamplePart::Kind::kUnread) unread += mass;
       }
@@ -142,17 +143,18 @@ class SampleRow {
       const Vector direction = Difference();
       const long double error = Norm(direction);
       if (error == 0) return;
+      const long double top = Top();
       for (SamplePart& part : parts_) {
         Vector lengths;
         for (const SampleToken& token : part.tokens) {
-          lengths.push_back(std::exp(token.true_logit - lse_));
+          lengths.push_back(std::exp(token.true_logit - top));
         }
         PlaceValues(part, lengths, direction,
                     WithinBoth(lengths, part.value_error, part.value_error_joint));
         Vector pulls;
         for (const SampleToken& token : part.tokens) {
           const long double pull = Dot(Minus(token.true_value, answer_), direction) / error;
-          pulls.push_back(std::exp(token.true_logit - lse_) * (pull - error));
+          pulls.push_back(std::exp(token.true_logit - top) * (pull - error));
         }
         PlaceLogits(part, pulls, WithinBoth(pulls, part.logit_error, part.logit_error_joint));
       }
@@ -197,12 +199,22 @@ class SampleRow {
     }
   }
 
+  // Of the truth: less this, no logit's power leaves the range.
+  long double Top() const {
+    long double top = -std::numeric_limits<long double>::infinity();
+    for (const SamplePart& part : parts_) {
+      for (const SampleToken& token : part.tokens) top = std::max(top, token.true_logit);
+    }
+    return top;
+  }
+
   Vector Difference() const {
     Vector sum(answer_.size());
+    const long double top = Top();
     long double mass = 0;
     for (const SamplePart& part : parts_) {
       for (const SampleToken& token : part.tokens) {
-        const long double weight = std::exp(token.true_logit - lse_);
+        const long double weight = std::exp(token.true_logit - top);
         mass += weight;
         for (size_t d = 0; d < sum.size(); ++d) {
           sum[d] += weight * (token.true_value[d] - answer_[d]);
