@@ -371,6 +371,8 @@ TEST_F(SlotFilesTest, SlotFileThatIsBeingDeletedIsRoomForTheNext) {
   for (size_t i = 0; i < 4; ++i) slots_->Free(places[i]);
 
   is_answered.WaitForNotification();
+  other.join();
+  calls_.on_unlink = nullptr;  // More is deleted at the end.
 }
 
 class SlotFilesDeathTest : public SlotFilesTest {
