@@ -501,7 +501,7 @@ void Cache::PlaceChecked(const Ticket& ticket, const PlaceArgs& args, const Need
   }
   facts.Lengthen(std::max(facts.longest, ticket.length + ticket.tokens), args.positions);
   facts.metadata_bytes += need.metadata_bytes;
-  if (need.blocks > 0) promised_[facts.model->record_bytes()] += static_cast<uint64_t>(need.blocks);
+  if (need.blocks > 0) promised_[facts.model->record_size()] += static_cast<uint64_t>(need.blocks);
   metadata_bytes_ += need.metadata_bytes;
   stats_.tokens_appended += static_cast<uint64_t>(ticket.tokens) * args.victims.size();
 }
@@ -521,7 +521,7 @@ bool Cache::Finish(const Ticket& ticket, const CallDigest& digest, int32_t obser
   }
   for (const int32_t block : complete) {
     to_seal_.Push(
-        {.sequence = ticket.sequence, .block = block, .record_bytes = facts.model->record_bytes()});
+        {.sequence = ticket.sequence, .block = block, .size = facts.model->record_size()});
   }
   unsealed_ += static_cast<int>(complete.size());
   *lengths = {static_cast<uint64_t>(layer.length), static_cast<uint64_t>(facts.committed)};

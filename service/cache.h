@@ -163,7 +163,7 @@ class Cache {
   // --- what carriers do
   size_t BlocksToSeal() ABSL_LOCKS_EXCLUDED(mu_);
   // The next block, those of record sizes in `full` apart.
-  std::optional<CarryPlan> PlanSeal(std::span<const uint64_t> full = {}) noexcept
+  std::optional<CarryPlan> PlanSeal(std::span<const storage::RecordSize> full = {}) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   // `tier`: where the block now lies; where it could not be written, as far as is known, it keeps
   // its place among those that wait. Returns whether it was closed meanwhile, so that what may have
@@ -171,14 +171,14 @@ class Cache {
   bool CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& tier) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   // The block longest in the host tier; `full` as above.
-  std::optional<CarryPlan> PlanMoveDown(std::span<const uint64_t> full = {}) noexcept
+  std::optional<CarryPlan> PlanMoveDown(std::span<const storage::RecordSize> full = {}) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
   bool CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
-  // May the tier below begin a segment for records of `record_bytes`: is there room still, after
+  // May the tier below begin a segment for records of `size`: is there room still, after
   // it, for all that is promised? Then EndSegment follows, when it was begun or will not be. One at
   // a time: others wait.
-  bool BeginSegment(uint64_t record_bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  bool BeginSegment(const storage::RecordSize& size) ABSL_LOCKS_EXCLUDED(mu_);
   void EndSegment() noexcept ABSL_LOCKS_EXCLUDED(mu_);
   // Where each block lies now.
   std::vector<Block> Places(const SequenceRef& sequence) ABSL_LOCKS_EXCLUDED(mu_);
@@ -226,11 +226,11 @@ class Cache {
   absl::StatusOr<Opening> Resolve(const OpenArgs& args) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A segment that a carrier may begin: taken from the room, whether it is there already or not.
   struct Growth {
-    uint64_t record_bytes = 0;
+    storage::RecordSize size;
     uint64_t segments_before = 0;  // Begun for its size.
   };
-  // The room for all that is promised, and for records of `record_bytes`.
-  LowerRoom RoomBeside(uint64_t record_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The room for all that is promised, and for records of `size`.
+  LowerRoom RoomBeside(const storage::RecordSize& size) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPromises(std::string_view name, const Opening& opening) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The lanes' frames, as their offset in the device pool.
@@ -246,7 +246,7 @@ class Cache {
   absl::Status CheckStart(const Sequence& facts, const BeginArgs& args, Ticket* ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Need NeedOfBlocks(const OpenedSequence& sequence, int32_t blocks) const;
-  QueuedBlock PopOpen(BlockQueue& queue, std::span<const uint64_t> full)
+  QueuedBlock PopOpen(BlockQueue& queue, std::span<const storage::RecordSize> full)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Records that blocks no longer need a place for.
   void GiveUpPromise(const Model& model, uint64_t records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

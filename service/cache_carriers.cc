@@ -11,7 +11,7 @@ namespace {
 QueuedBlock Queued(const CarryPlan& plan) {
   return {.sequence = plan.sequence,
           .block = plan.block,
-          .record_bytes = plan.sequence->model->record_bytes(),
+          .size = plan.sequence->model->record_size(),
           .arrival = plan.arrival};
 }
 
@@ -22,14 +22,14 @@ size_t Cache::BlocksToSeal() {
   return to_seal_.size();
 }
 
-QueuedBlock Cache::PopOpen(BlockQueue& queue, std::span<const uint64_t> full) {
+QueuedBlock Cache::PopOpen(BlockQueue& queue, std::span<const storage::RecordSize> full) {
   for (;;) {
     QueuedBlock next = queue.Pop(full);
     if (next.sequence == nullptr || !next.sequence->facts.is_closed) return next;
   }
 }
 
-std::optional<CarryPlan> Cache::PlanSeal(std::span<const uint64_t> full) noexcept {
+std::optional<CarryPlan> Cache::PlanSeal(std::span<const storage::RecordSize> full) noexcept {
   const absl::MutexLock lock(&mu_);
   const QueuedBlock next = PopOpen(to_seal_, full);
   if (next.sequence == nullptr) return std::nullopt;
@@ -70,7 +70,7 @@ bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& ti
   return false;
 }
 
-std::optional<CarryPlan> Cache::PlanMoveDown(std::span<const uint64_t> full) noexcept {
+std::optional<CarryPlan> Cache::PlanMoveDown(std::span<const storage::RecordSize> full) noexcept {
   const absl::MutexLock lock(&mu_);
   const QueuedBlock oldest = PopOpen(in_host_, full);
   if (oldest.sequence == nullptr) return std::nullopt;

@@ -14,27 +14,26 @@
 
 namespace ebbtide::service {
 
-LowerRoom Cache::RoomBeside(uint64_t record_bytes) const {
-  std::set<uint64_t> sizes = {record_bytes};
-  for (const auto& [bytes, records] : promised_) sizes.insert(bytes);
-  if (growth_) sizes.insert(growth_->record_bytes);
+LowerRoom Cache::RoomBeside(const storage::RecordSize& size) const {
+  std::set<storage::RecordSize> sizes = {size};
+  for (const auto& [promised, records] : promised_) sizes.insert(promised);
+  if (growth_) sizes.insert(growth_->size);
   LowerRoom room = options_.look_at_room(std::vector(sizes.begin(), sizes.end()));
-  if (growth_ && room.sizes.at(growth_->record_bytes).segments_begun == growth_->segments_before) {
-    room.TakeSegment(growth_->record_bytes);  // It is still to come.
+  if (growth_ && room.sizes.at(growth_->size).segments_begun == growth_->segments_before) {
+    room.TakeSegment(growth_->size);  // It is still to come.
   }
   return room;
 }
 
-bool Cache::BeginSegment(uint64_t record_bytes) {
+bool Cache::BeginSegment(const storage::RecordSize& size) {
   const absl::MutexLock lock(&mu_);
   const auto nobody_does = [](std::optional<Growth>* growth) { return !growth->has_value(); };
   mu_.Await(absl::Condition(+nobody_does, &growth_));
-  LowerRoom room = RoomBeside(record_bytes);
-  const Growth growth = {.record_bytes = record_bytes,
-                         .segments_before = room.sizes.at(record_bytes).segments_begun};
+  LowerRoom room = RoomBeside(size);
+  const Growth growth = {.size = size, .segments_before = room.sizes.at(size).segments_begun};
   // Where not all that is promised has a place any more, whoever comes first takes his.
   const bool fits = room.Fits(promised_, metadata_bytes_);
-  if (!room.TakeSegment(record_bytes)) return false;
+  if (!room.TakeSegment(size)) return false;
   if (fits && !room.Fits(promised_, metadata_bytes_)) return false;
   growth_ = growth;
   return true;
@@ -46,8 +45,8 @@ void Cache::EndSegment() noexcept {
 }
 
 absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening) const {
-  const uint64_t record_bytes = opening.model->record_bytes();
-  LowerRoom room = RoomBeside(record_bytes);
+  const storage::RecordSize size = opening.model->record_size();
+  LowerRoom room = RoomBeside(size);
   if (!room.below_why.empty()) room.FreezeBelow();
   if (room.Fits(promised_, metadata_bytes_ + opening.metadata_bytes)) return absl::OkStatus();
   return Refuse(
@@ -55,31 +54,31 @@ absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening)
       absl::StrCat("sequence \"", std::string(name), "\" would keep ", opening.metadata_bytes,
                    " B for lanes, digests and score state in the host tier, which blocks of open ",
                    "sequences need: with ", metadata_bytes_, " B of such there is room for ",
-                   room.RecordsLeft(record_bytes, promised_, metadata_bytes_), " more of ",
-                   record_bytes, " B; close sequences, or raise the host or rocksdb budget"));
+                   room.RecordsLeft(size, promised_, metadata_bytes_), " more of ", size.bytes,
+                   " B; close sequences, or raise the host or rocksdb budget"));
 }
 
 absl::Status Cache::CheckRoom(const Sequence& facts, const Need& need) const {
-  const uint64_t record_bytes = facts.model->record_bytes();
-  LowerRoom room = RoomBeside(record_bytes);
+  const storage::RecordSize size = facts.model->record_size();
+  LowerRoom room = RoomBeside(size);
   if (!room.below_why.empty()) room.FreezeBelow();
   const uint64_t metadata_bytes = metadata_bytes_ + need.metadata_bytes;
   PromisedRecords promised = promised_;
-  promised[record_bytes] += static_cast<uint64_t>(need.blocks);
+  promised[size] += static_cast<uint64_t>(need.blocks);
   if (room.Fits(promised, metadata_bytes)) return absl::OkStatus();
   return Refuse(
       absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
       absl::StrCat(
-          "sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks of ", record_bytes,
+          "sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks of ", size.bytes,
           " B need a place below the device, where there is room for ",
-          room.RecordsLeft(record_bytes, promised_, metadata_bytes),
+          room.RecordsLeft(size, promised_, metadata_bytes),
           "; close sequences, or raise the host or rocksdb budget",
           room.below_why.empty() ? "" : "; the tier below takes none now: ", room.below_why));
 }
 
 void Cache::GiveUpPromise(const Model& model, uint64_t records) {
   if (records == 0) return;
-  const auto promise = promised_.find(model.record_bytes());
+  const auto promise = promised_.find(model.record_size());
   EBBTIDE_CHECK(promise != promised_.end() && promise->second >= records,
                 "no more is given up than was promised");
   promise->second -= records;

@@ -157,7 +157,7 @@ void Cache::CheckInvariants() {
     EBBTIDE_CHECK(facts.metadata_bytes == facts.metadata_at_open + need.metadata_bytes,
                   "metadata is charged at open and once for each block");
     if (need.blocks > 0) {
-      promised[facts.model->record_bytes()] += static_cast<uint64_t>(need.blocks);
+      promised[facts.model->record_size()] += static_cast<uint64_t>(need.blocks);
     }
     metadata += facts.metadata_bytes;
     pool += facts.pool_bytes;

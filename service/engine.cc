@@ -110,7 +110,7 @@ class PlainEngine final : public Engine {
         cache_({.device_budget_bytes = pool_.bytes().size(),
                 .default_recall = options.default_recall,
                 .idle_timeout = options.idle_timeout,
-                .look_at_room = [this](auto record_bytes) { return mover_.RoomOf(record_bytes); }},
+                .look_at_room = [this](auto sizes) { return mover_.RoomOf(sizes); }},
                parts.clock),
         mover_(cache_, parts.clock, parts.carriers, device_, tiers_),
         attention_({.recall_bytes = options.recall_bytes}, cache_, mover_, staging_, tiers_,

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -26,6 +27,13 @@ inline constexpr uint32_t kRecordVersion = 1;
 // The forms that a page's bytes come in. What they mean is decided above (gpu/kernels/codes.h):
 // here they are runs of bytes with a checksum each, and can be read alone.
 enum class PagePart : uint8_t { kExact, kCoarse, kFine };
+
+// What a record takes of a tier. Records of one size are alike to it.
+struct RecordSize {
+  uint64_t bytes = 0;              // Pages, header and padding: a multiple of kRecordAlignment.
+  uint64_t header_used_bytes = 0;  // Of which an index keeps a copy.
+  friend auto operator<=>(const RecordSize&, const RecordSize&) = default;
+};
 
 // What shape the blocks of one model have. Everything a reader must agree on before it may use
 // bytes.
@@ -58,6 +66,9 @@ struct RecordGeometry {
   uint64_t record_bytes() const {
     return RoundUp(part_offset(0, PagePart::kFine) + uint64_t{pages()} * fine_bytes,
                    kRecordAlignment);
+  }
+  RecordSize size() const {
+    return {.bytes = record_bytes(), .header_used_bytes = header_used_bytes()};
   }
   // kInvalidArgument names the field, its value and its limit. The sizes above hold only for a
   // geometry that passes; none of them can overflow then.

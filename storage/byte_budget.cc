@@ -12,7 +12,7 @@ bool ByteBudget::TryCharge(uint64_t bytes) {
   if (!TryChargeWithoutReclaim(bytes)) return false;
   ByteCharge charge(*this, bytes);
   if (reclaim_) reclaim_();
-  charge.KeepAll();
+  charge.Keep(bytes);
   return true;
 }
 

@@ -61,7 +61,6 @@ class ByteCharge {
   uint64_t bytes() const { return bytes_; }
   // From now on so many of them, at most all, are released by whoever keeps them.
   void Keep(uint64_t bytes);
-  void KeepAll() { bytes_ = 0; }
 
  private:
   ByteBudget* budget_ = nullptr;

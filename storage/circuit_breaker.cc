@@ -26,7 +26,7 @@ absl::Status CircuitBreaker::Write(std::span<const BlockWrite> blocks) {
   absl::Status status = tier_.Write(blocks);
   // Within its budget, it is the disk that is full.
   const bool is_ill = absl::IsUnavailable(status) ||
-                      (absl::IsResourceExhausted(status) && HasRoom(blocks.front().record.size()));
+                      (absl::IsResourceExhausted(status) && HasRoomFor(blocks.front().record));
   if (is_ill) Note(&CircuitBreaker::write_failure_, status);
   return status;
 }
@@ -51,8 +51,11 @@ absl::Status CircuitBreaker::Probe() {
   return status;
 }
 
-bool CircuitBreaker::HasRoom(uint64_t record_bytes) const {
-  const TierRoom room = tier_.Room({&record_bytes, 1});
+bool CircuitBreaker::HasRoomFor(std::span<const std::byte> record) const {
+  const absl::StatusOr<RecordHeader> header = ParseHeader(record);
+  if (!header.ok()) return false;
+  const RecordSize record_size = header->geometry.size();
+  const TierRoom room = tier_.Room({&record_size, 1});
   const SizeRoom& size = room.sizes.front();
   return size.slots_made > size.slots_used || room.free_bytes >= size.segment_bytes;
 }

@@ -34,13 +34,11 @@ class CircuitBreaker final : public Tier {
   absl::Status Erase(std::span<const BlockKey> keys) override;
   absl::Status Probe() override;
   TierUsage Usage() const override { return tier_.Usage(); }
-  TierRoom Room(std::span<const uint64_t> record_bytes) const override {
-    return tier_.Room(record_bytes);
-  }
+  TierRoom Room(std::span<const RecordSize> sizes) const override { return tier_.Room(sizes); }
 
  private:
   absl::Status CheckClosed() const ABSL_LOCKS_EXCLUDED(mu_);
-  bool HasRoom(uint64_t record_bytes) const;
+  bool HasRoomFor(std::span<const std::byte> record) const;
   void Note(std::string CircuitBreaker::*failure, const absl::Status& status)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -42,9 +42,7 @@ class PatientTier final : public Tier {
   absl::Status Erase(std::span<const BlockKey> keys) override;
   absl::Status Probe() override;
   TierUsage Usage() const override { return tier_->Usage(); }
-  TierRoom Room(std::span<const uint64_t> record_bytes) const override {
-    return tier_->Room(record_bytes);
-  }
+  TierRoom Room(std::span<const RecordSize> sizes) const override { return tier_->Room(sizes); }
 
  private:
   struct Call;

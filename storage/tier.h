@@ -104,10 +104,10 @@ class Tier {
 
   virtual TierUsage Usage() const = 0;
 
-  // For records of each of `record_bytes`, at one moment. If nobody else charges the budget
+  // For records of each of `sizes`, at one moment. If nobody else charges the budget
   // meanwhile, slots_made and free_bytes / segment_bytes * segment_slots of one size fit, and no
   // more.
-  virtual TierRoom Room(std::span<const uint64_t> record_bytes) const = 0;
+  virtual TierRoom Room(std::span<const RecordSize> sizes) const = 0;
 };
 
 // May `page` be read from a record of `geometry`? For implementations.

@@ -10,19 +10,19 @@ namespace ebbtide::service {
 
 void BlockQueue::Push(const QueuedBlock& block) {
   SweepWhereLong();
-  sizes_[block.record_bytes].push_back({block.sequence, block.block, next_arrival_++});
+  sizes_[block.size].push_back({block.sequence, block.block, next_arrival_++});
 }
 
 void BlockQueue::PutBack(const QueuedBlock& block) {
   SweepWhereLong();
-  std::deque<Entry>& blocks = sizes_[block.record_bytes];
+  std::deque<Entry>& blocks = sizes_[block.size];
   // Behind the few that were taken before it and are back already.
   const auto next = std::ranges::find_if(
       blocks, [&](const Entry& entry) { return entry.arrival > block.arrival; });
   blocks.insert(next, {block.sequence, block.block, block.arrival});
 }
 
-QueuedBlock BlockQueue::Pop(std::span<const uint64_t> full) {
+QueuedBlock BlockQueue::Pop(std::span<const storage::RecordSize> full) {
   for (;;) {
     auto first = sizes_.end();
     for (auto it = sizes_.begin(); it != sizes_.end(); ++it) {
@@ -32,19 +32,19 @@ QueuedBlock BlockQueue::Pop(std::span<const uint64_t> full) {
       }
     }
     if (first == sizes_.end()) return {};
-    const uint64_t record_bytes = first->first;
+    const storage::RecordSize size = first->first;
     const Entry next = first->second.front();
     first->second.pop_front();
     if (first->second.empty()) sizes_.erase(first);
     if (auto sequence = next.sequence.lock()) {
-      return {std::move(sequence), next.block, record_bytes, next.arrival};
+      return {std::move(sequence), next.block, size, next.arrival};
     }
   }
 }
 
 size_t BlockQueue::size() const {
   size_t size = 0;
-  for (const auto& [bytes, blocks] : sizes_) size += blocks.size();
+  for (const auto& [record_size, blocks] : sizes_) size += blocks.size();
   return size;
 }
 

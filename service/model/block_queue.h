@@ -14,6 +14,8 @@
 #include <memory>
 #include <span>
 
+#include "storage/block_record.h"
+
 namespace ebbtide::service {
 
 struct OpenedSequence;
@@ -21,7 +23,7 @@ struct OpenedSequence;
 struct QueuedBlock {
   std::shared_ptr<OpenedSequence> sequence;  // Null: none.
   int32_t block = 0;
-  uint64_t record_bytes = 0;
+  storage::RecordSize size;
   uint64_t arrival = 0;  // Its place in the order, given by Push.
 };
 
@@ -32,7 +34,7 @@ class BlockQueue {
   // Back to its place in the order.
   void PutBack(const QueuedBlock& block);
   // The first whose sequence still exists and whose record size is not in `full`.
-  QueuedBlock Pop(std::span<const uint64_t> full = {});
+  QueuedBlock Pop(std::span<const storage::RecordSize> full = {});
   size_t size() const;
 
  private:
@@ -44,7 +46,7 @@ class BlockQueue {
   void SweepWhereLong();
 
   static constexpr size_t kSweepMin = 64;
-  std::map<uint64_t, std::deque<Entry>> sizes_;  // By record bytes, none empty; each in order.
+  std::map<storage::RecordSize, std::deque<Entry>> sizes_;  // None empty; each in order.
   uint64_t next_arrival_ = 0;
   size_t sweep_at_ = kSweepMin;  // Twice what the last sweep left.
 };

@@ -83,38 +83,38 @@ class Placing {
 
 void LowerRoom::FreezeBelow() {
   below_bytes = 0;
-  for (auto& [bytes, size] : sizes) size.slots_made = size.slots_used;
+  for (auto& [size, room] : sizes) room.slots_made = room.slots_used;
 }
 
-bool LowerRoom::TakeSegment(uint64_t record_bytes) {
-  Size& size = sizes.at(record_bytes);
-  if (size.segment_slots == 0 || size.segment_bytes > below_bytes) return false;
-  below_bytes -= size.segment_bytes;
-  size.slots_made += size.segment_slots;
+bool LowerRoom::TakeSegment(const storage::RecordSize& size) {
+  Size& room = sizes.at(size);
+  if (room.segment_slots == 0 || room.segment_bytes > below_bytes) return false;
+  below_bytes -= room.segment_bytes;
+  room.slots_made += room.segment_slots;
   return true;
 }
 
 bool LowerRoom::Fits(const PromisedRecords& promised, uint64_t metadata_bytes) const {
   std::vector<WithoutSlot> without_slot;
-  for (const auto& [bytes, records] : promised) {
-    const auto found = sizes.find(bytes);
+  for (const auto& [size, records] : promised) {
+    const auto found = sizes.find(size);
     EBBTIDE_CHECK(found != sizes.end(), "the room was looked at for every size");
-    const Size& size = found->second;
-    if (records <= size.slots_made) continue;
-    without_slot.push_back({.records = records - size.slots_made,
-                            .host_cost_bytes = size.host_cost_bytes,
-                            .segment_slots = size.segment_slots,
-                            .segment_bytes = size.segment_bytes});
+    const Size& room = found->second;
+    if (records <= room.slots_made) continue;
+    without_slot.push_back({.records = records - room.slots_made,
+                            .host_cost_bytes = room.host_cost_bytes,
+                            .segment_slots = room.segment_slots,
+                            .segment_bytes = room.segment_bytes});
   }
   return Placing(std::move(without_slot))
       .Fits(0, host_bytes - std::min(host_bytes, metadata_bytes), below_bytes);
 }
 
-uint64_t LowerRoom::RecordsLeft(uint64_t record_bytes, const PromisedRecords& promised,
+uint64_t LowerRoom::RecordsLeft(const storage::RecordSize& size, const PromisedRecords& promised,
                                 uint64_t metadata_bytes) const {
   const auto fit = [&](uint64_t records) {
     PromisedRecords all = promised;
-    all[record_bytes] += records;
+    all[size] += records;
     return Fits(all, metadata_bytes);
   };
   if (!fit(0)) return 0;

@@ -13,10 +13,12 @@
 #include <span>
 #include <string>
 
+#include "storage/block_record.h"
+
 namespace ebbtide::service {
 
-// How many records are promised a place, by their bytes.
-using PromisedRecords = std::map<uint64_t, uint64_t>;
+// How many records are promised a place.
+using PromisedRecords = std::map<storage::RecordSize, uint64_t>;
 
 // What the lower tiers could hold in all, at one moment.
 struct LowerRoom {
@@ -29,28 +31,28 @@ struct LowerRoom {
     uint64_t segment_bytes = 0;
     uint64_t segments_begun = 0;
   };
-  uint64_t host_bytes = 0;              // Metadata takes of them first.
-  uint64_t below_bytes = 0;             // For segments of any size.
-  std::map<uint64_t, Size> sizes = {};  // By record bytes: all that it is asked about.
-  std::string below_why = "";           // Why the tier below takes no records now; "": it does.
+  uint64_t host_bytes = 0;                         // Metadata takes of them first.
+  uint64_t below_bytes = 0;                        // For segments of any size.
+  std::map<storage::RecordSize, Size> sizes = {};  // All that it is asked about.
+  std::string below_why = "";                      // Why the tier below takes no records now.
 
   // The tier below takes no more than it holds.
   void FreezeBelow();
 
-  // A segment for records of `record_bytes` is made. False where the bytes for it are not there.
-  bool TakeSegment(uint64_t record_bytes);
+  // A segment for records of `size` is made. False where the bytes for it are not there.
+  bool TakeSegment(const storage::RecordSize& size);
 
   // Can all that is promised be placed beside the metadata: in slots below that are made, in whole
   // segments that can be made, and the rest in the host? What fits, fits with less promised too.
   // Exact, but that many sizes at their limits are given up on: then it says no.
   bool Fits(const PromisedRecords& promised, uint64_t metadata_bytes) const;
 
-  // How many records of `record_bytes` fit beside `promised`; 0 where those alone do not.
-  uint64_t RecordsLeft(uint64_t record_bytes, const PromisedRecords& promised,
+  // How many records of `size` fit beside `promised`; 0 where those alone do not.
+  uint64_t RecordsLeft(const storage::RecordSize& size, const PromisedRecords& promised,
                        uint64_t metadata_bytes) const;
 };
 
-// Looks at the room for records of each of `record_bytes`. From memory, and without the cache.
-using LookAtRoom = std::function<LowerRoom(std::span<const uint64_t> record_bytes)>;
+// Looks at the room for records of each of `sizes`. From memory, and without the cache.
+using LookAtRoom = std::function<LowerRoom(std::span<const storage::RecordSize> sizes)>;
 
 }  // namespace ebbtide::service

@@ -29,7 +29,7 @@ struct Model {
   uint64_t fingerprint = 0;
 
   storage::RecordGeometry record() const { return geometry.record(fingerprint); }
-  uint64_t record_bytes() const { return record().record_bytes(); }
+  storage::RecordSize record_size() const { return record().size(); }
 };
 
 // XXH3-128 of the dtype, shape, keys and values of a mutating call.

@@ -129,13 +129,13 @@ void Mover::ProbeBelow() noexcept {
 // Each block that waits is tried once. Where one finds no room, records of other sizes may: tiers
 // keep those apart.
 void Mover::SealAll() {
-  std::vector<uint64_t> full;
+  std::vector<storage::RecordSize> full;
   for (size_t left = cache_.BlocksToSeal(); left > 0; --left) {
     const auto plan = cache_.PlanSeal(full);
     if (!plan.has_value()) return;
     const absl::Status status = SealOne(*plan);
     if (absl::IsResourceExhausted(status)) {
-      full.push_back(plan->sequence->model->record_bytes());
+      full.push_back(plan->sequence->model->record_size());
     } else if (!status.ok()) {
       return;
     }
@@ -144,13 +144,13 @@ void Mover::SealAll() {
 
 absl::Status Mover::SealOne(const CarryPlan& plan) noexcept {
   const absl::StatusOr<TierName> tier = Caught([&]() -> absl::StatusOr<TierName> {
-    const uint64_t bytes = plan.sequence->model->record_bytes();
+    const uint64_t bytes = plan.sequence->model->record_size().bytes;
     RecordBuffer buffer = TakeBuffer(bytes);
     const std::span<std::byte> record(buffer.memory.get(), bytes);
     const absl::StatusOr<gpu::Device> device = gpu::Device::Open(backend_);
     EBBTIDE_RETURN_IF_ERROR(DeviceFailure(device.status()));
     EBBTIDE_RETURN_IF_ERROR(DeviceFailure(BuildRecord(plan, *device, record)));
-    absl::StatusOr<TierName> written = WriteDown({.key = plan.key, .record = record});
+    absl::StatusOr<TierName> written = WriteDown(plan, record);
     KeepBuffer(std::move(buffer));
     return written;
   });
@@ -183,12 +183,14 @@ void Mover::KeepBuffer(RecordBuffer buffer) {
 }
 
 // The host tier, after making room; where that fails, straight into the tier below.
-absl::StatusOr<TierName> Mover::WriteDown(const storage::BlockWrite& write) {
+absl::StatusOr<TierName> Mover::WriteDown(const CarryPlan& plan,
+                                          std::span<const std::byte> record) {
+  const storage::BlockWrite write = {.key = plan.key, .record = record};
   absl::Status status = tiers_.host.Write({&write, 1});
   while (absl::IsResourceExhausted(status) && MoveOneDown())
     status = tiers_.host.Write({&write, 1});
   if (status.ok()) return TierName::kHost;
-  if (tiers_.rocksdb != nullptr && WriteRocksdb(write).ok()) return TierName::kRocksdb;
+  if (tiers_.rocksdb != nullptr && WriteRocksdb(plan, record).ok()) return TierName::kRocksdb;
   return status;
 }
 
@@ -209,12 +211,12 @@ bool Mover::MoveOneDown() {
 }
 
 bool Mover::MoveFirstThatFits() {
-  std::vector<uint64_t> full;  // As in SealAll.
+  std::vector<storage::RecordSize> full;  // As in SealAll.
   while (const auto plan = cache_.PlanMoveDown(full)) {
     const absl::Status status = MoveDown(*plan);
     if (status.ok()) return true;
     if (!absl::IsResourceExhausted(status)) return false;
-    full.push_back(plan->sequence->model->record_bytes());
+    full.push_back(plan->sequence->model->record_size());
   }
   return false;
 }
@@ -225,8 +227,8 @@ absl::Status Mover::MoveDown(const CarryPlan& plan) noexcept {
   const absl::Status status = Caught([&]() -> absl::Status {
     const storage::BlockPin pin = tiers_.host.Pin(plan.key);
     // A block that the host tier lost stays named there: reads answer that it is missing.
-    absl::Status written = pin == nullptr ? absl::InvalidArgumentError("")
-                                          : WriteRocksdb({.key = plan.key, .record = *pin});
+    absl::Status written =
+        pin == nullptr ? absl::InvalidArgumentError("") : WriteRocksdb(plan, *pin);
     outcome = absl::IsInvalidArgument(written) ? CarryOutcome::kLost
               : written.ok()                   ? CarryOutcome::kMoved
                                                : CarryOutcome::kRetry;
@@ -257,14 +259,13 @@ bool Mover::AwaitFreed(uint64_t before, absl::Duration deadline) const {
   return freed_ != before;
 }
 
-absl::Status Mover::WriteRocksdb(storage::BlockWrite write) {
-  const uint64_t record_bytes = write.record.size();
-  write.may_begin_segment = false;
+absl::Status Mover::WriteRocksdb(const CarryPlan& plan, std::span<const std::byte> record) {
+  storage::BlockWrite write = {.key = plan.key, .record = record, .may_begin_segment = false};
   absl::Status status = tiers_.rocksdb->Write({&write, 1});
   if (absl::IsFailedPrecondition(status)) {  // It needs a segment: is none promised the bytes?
-    if (!cache_.BeginSegment(record_bytes)) {
+    if (!cache_.BeginSegment(plan.sequence->model->record_size())) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "what is left below is promised to records of other sizes than ", record_bytes, " B"));
+          "what is left below is promised to records of other sizes than ", record.size(), " B"));
     }
     const absl::Cleanup ends = [this] { cache_.EndSegment(); };
     write.may_begin_segment = true;
@@ -289,12 +290,12 @@ absl::StatusOr<storage::ByteCharge> Mover::ChargeHost(uint64_t bytes, absl::Dura
   }
 }
 
-LowerRoom Mover::RoomOf(std::span<const uint64_t> record_bytes) const {
+LowerRoom Mover::RoomOf(std::span<const storage::RecordSize> sizes) const {
   LowerRoom room;
   uint64_t largest_cost = 0;
-  const storage::TierRoom host = tiers_.host.Room(record_bytes);
-  for (size_t i = 0; i < record_bytes.size(); ++i) {
-    room.sizes[record_bytes[i]].host_cost_bytes = host.sizes[i].segment_bytes;
+  const storage::TierRoom host = tiers_.host.Room(sizes);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    room.sizes[sizes[i]].host_cost_bytes = host.sizes[i].segment_bytes;
     largest_cost = std::max(largest_cost, host.sizes[i].segment_bytes);
   }
   // One record's room in the host stays free, so that blocks can always move through it.
@@ -303,10 +304,10 @@ LowerRoom Mover::RoomOf(std::span<const uint64_t> record_bytes) const {
   if (tiers_.rocksdb == nullptr) return room;
 
   room.below_why = tiers_.rocksdb->why();
-  const storage::TierRoom below = tiers_.rocksdb->Room(record_bytes);
+  const storage::TierRoom below = tiers_.rocksdb->Room(sizes);
   room.below_bytes = below.free_bytes;
-  for (size_t i = 0; i < record_bytes.size(); ++i) {
-    LowerRoom::Size& size = room.sizes[record_bytes[i]];
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    LowerRoom::Size& size = room.sizes[sizes[i]];
     size.slots_used = below.sizes[i].slots_used;
     size.slots_made = below.sizes[i].slots_made;
     size.segment_slots = below.sizes[i].segment_slots;

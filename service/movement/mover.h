@@ -67,8 +67,8 @@ class Mover {
   // What was kept of a charge.
   void ReleaseHost(uint64_t bytes) { tiers_.host_budget.Release(bytes); }
 
-  // For records of each of `record_bytes`. Asked by the cache, under its lock.
-  LowerRoom RoomOf(std::span<const uint64_t> record_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+  // For records of each of `sizes`. Asked by the cache, under its lock.
+  LowerRoom RoomOf(std::span<const storage::RecordSize> sizes) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Erases a closed sequence's blocks in every tier. A tier that does not answer is asked again
   // later.
@@ -105,7 +105,7 @@ class Mover {
   // A buffer is kept from one seal to the next: its pages would cost as much as what is written.
   RecordBuffer TakeBuffer(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void KeepBuffer(RecordBuffer buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<TierName> WriteDown(const storage::BlockWrite& write);
+  absl::StatusOr<TierName> WriteDown(const CarryPlan& plan, std::span<const std::byte> record);
   // Moves the block longest in the host of those that the tier below has room for. Where the host
   // is full, one of those promised a place below is among them (LowerRoom::Fits).
   bool MoveOneDown() ABSL_LOCKS_EXCLUDED(mu_);
@@ -116,7 +116,8 @@ class Mover {
   uint64_t Freed() const ABSL_LOCKS_EXCLUDED(mu_);
   bool AwaitFreed(uint64_t before, absl::Duration deadline) const ABSL_LOCKS_EXCLUDED(mu_);
   // In a slot that is made, or in a segment that what is promised leaves room for.
-  absl::Status WriteRocksdb(storage::BlockWrite write) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status WriteRocksdb(const CarryPlan& plan, std::span<const std::byte> record)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Zero(const OpenedSequence& sequence);
   // What was not done at once is tried again. What is left is owed.
   void SettleOwed() noexcept ABSL_LOCKS_EXCLUDED(mu_);

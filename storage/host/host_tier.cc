@@ -40,6 +40,7 @@ class HostTier::Record {
   Record& operator=(const Record&) = delete;
 
   const std::span<const std::byte>& bytes() const { return bytes_; }
+  RecordSize size() const { return header_.geometry.size(); }
   const RecordHeader& header() const { return header_; }  // Its checksums lie in the arena.
 
  private:
@@ -76,11 +77,11 @@ absl::Status HostTier::WriteOne(const BlockWrite& block) {
   std::move(give_back).Cancel();  // The record does, at its end.
   {
     absl::MutexLock lock(&mu_);
-    Count& count = counts_[block.record.size()];
+    Count& count = counts_[header.geometry.size()];
     records_[block.key].swap(record);
     ++count.held;
     ++count.written;
-    if (record != nullptr) --counts_[record->bytes().size()].held;
+    if (record != nullptr) --counts_[record->size()].held;
   }
   return absl::OkStatus();  // The replaced record goes here, outside the lock.
 }
@@ -121,7 +122,7 @@ absl::Status HostTier::Erase(std::span<const BlockKey> keys) {
   absl::MutexLock lock(&mu_);
   for (const BlockKey& key : keys) {
     if (const auto found = records_.find(key); found != records_.end()) {
-      --counts_[found->second->bytes().size()].held;
+      --counts_[found->second->size()].held;
       erased.push_back(std::move(found->second));
       records_.erase(found);
     }
@@ -137,18 +138,17 @@ TierUsage HostTier::Usage() const {
           .corrupt_pages = corrupt_pages_.load(std::memory_order_relaxed)};
 }
 
-TierRoom HostTier::Room(std::span<const uint64_t> record_bytes) const {
+TierRoom HostTier::Room(std::span<const RecordSize> sizes) const {
   absl::MutexLock lock(&mu_);
   TierRoom room{.free_bytes = budget_.free_bytes(), .sizes = {}};
-  for (const uint64_t bytes : record_bytes) {
-    const auto found = counts_.find(bytes);
+  for (const RecordSize& size : sizes) {
+    const auto found = counts_.find(size);
     const Count count = found == counts_.end() ? Count() : found->second;
-    room.sizes.push_back(
-        {.slots_used = count.held,
-         .slots_made = count.held,
-         .segments_begun = count.written,
-         .segment_slots = 1,
-         .segment_bytes = RoundUp(bytes, kRecordAlignment) + kRecordOverheadBytes});
+    room.sizes.push_back({.slots_used = count.held,
+                          .slots_made = count.held,
+                          .segments_begun = count.written,
+                          .segment_slots = 1,
+                          .segment_bytes = size.bytes + kRecordOverheadBytes});
   }
   return room;
 }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -40,7 +41,7 @@ class HostTier final : public Tier {
   absl::Status Erase(std::span<const BlockKey> keys) override;
   absl::Status Probe() override { return absl::OkStatus(); }  // Memory does not fall ill.
   TierUsage Usage() const override;
-  TierRoom Room(std::span<const uint64_t> record_bytes) const override;
+  TierRoom Room(std::span<const RecordSize> sizes) const override;
 
  private:
   class Record;
@@ -59,12 +60,12 @@ class HostTier final : public Tier {
   // guarded by mu_
   mutable absl::Mutex mu_;
   absl::flat_hash_map<BlockKey, std::shared_ptr<const Record>> records_ ABSL_GUARDED_BY(mu_);
-  // Records by their bytes: those held, and all that ever came.
+  // Of records of one size: those held, and all that ever came.
   struct Count {
     uint64_t held = 0;
     uint64_t written = 0;
   };
-  absl::flat_hash_map<uint64_t, Count> counts_ ABSL_GUARDED_BY(mu_);
+  std::map<RecordSize, Count> counts_ ABSL_GUARDED_BY(mu_);
 
   // synchronised by itself
   std::atomic<uint64_t> corrupt_pages_ = 0;

@@ -28,11 +28,8 @@ uint64_t SegmentBytes(uint64_t budget_bytes) {
   return std::max(std::min(kUsualBytes, budget_bytes / 128), budget_bytes / 256);
 }
 
-// What a record is charged beside its slot: what its index entry takes over the slot's share, where
-// pages are smaller than 4 KiB.
-uint64_t EntryChargeBytes(uint64_t record_bytes, uint64_t header_used_bytes) {
-  const uint64_t cost_bytes = BlockIndex::EntryCostBytes(header_used_bytes);
-  return cost_bytes - std::min(cost_bytes, SlotFiles::EntryBytes(record_bytes));
+SlotSize SlotFor(const RecordSize& size) {
+  return {.bytes = size.bytes, .entry_bytes = BlockIndex::EntryCostBytes(size.header_used_bytes)};
 }
 
 void WarnWhereTheDiskIsSmaller(const RocksdbTierOptions& options) {
@@ -102,31 +99,18 @@ absl::Status RocksdbTier::Write(std::span<const BlockWrite> blocks) {
 
 absl::Status RocksdbTier::WriteOne(const BlockWrite& block) {
   EBBTIDE_ASSIGN_OR_RETURN(const RecordHeader header, CheckRecord(block.key, block.record));
-  const std::span<const std::byte> header_used =
-      block.record.first(header.geometry.header_used_bytes());
-  const uint64_t entry_bytes = EntryChargeBytes(block.record.size(), header_used.size());
-  std::optional<ByteCharge> charge = ByteCharge::Try(budget_, entry_bytes);
-  if (!charge) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("rocksdb tier: an index entry of ", entry_bytes, " B is over budget, ",
-                     budget_.free_bytes(), " B of ", budget_.limit_bytes(),
-                     " B free; evict first, or raise rocksdb.budget"));
-  }
+  const RecordSize size = header.geometry.size();
   EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place,
-                           slots_.Allocate(block.record.size(), block.may_begin_segment));
+                           slots_.Allocate(SlotFor(size), block.may_begin_segment));
   absl::Cleanup free_slot = [&] { slots_.Free(place); };
   EBBTIDE_RETURN_IF_ERROR(slots_.Find(place.segment)->Write(place.slot, block.record));
   std::move(free_slot).Cancel();
-  // An exception leaves open whether the index names it: then slot and charge are lost, unless it
-  // does and they come back with its erasure.
-  charge->KeepAll();
+  // An exception leaves open whether the index names it: then the slot is lost, unless it does and
+  // comes back with its erasure.
   absl::Cleanup lose_slot = [&] { slots_.Lose(place); };
-  absl::Status status = Commit(block.key, place, header_used);
+  absl::Status status = Commit(block.key, place, block.record.first(size.header_used_bytes));
   std::move(lose_slot).Cancel();
-  if (!status.ok()) {
-    slots_.Free(place);
-    budget_.Release(entry_bytes);
-  }
+  if (!status.ok()) slots_.Free(place);
   return status;
 }
 
@@ -142,7 +126,7 @@ absl::Status RocksdbTier::Commit(const BlockKey& key, const SlotPlace& place,
     if (found.ok()) replaced = *std::move(found);
     if (!replaced) blocks_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (replaced) Forget(*replaced);
+  if (replaced) slots_.Free(replaced->place);
   return absl::OkStatus();
 }
 
@@ -164,7 +148,7 @@ absl::Status RocksdbTier::EraseOne(const BlockKey& key) {
     if (found.ok()) erased = *std::move(found);
     blocks_.fetch_sub(1, std::memory_order_relaxed);
   }
-  if (erased) Forget(*erased);
+  if (erased) slots_.Free(erased->place);
   return absl::OkStatus();
 }
 
@@ -175,12 +159,6 @@ absl::Status RocksdbTier::Probe() {
   EBBTIDE_RETURN_IF_ERROR(slots_.Probe());
   absl::MutexLock lock(&commit_mu_);
   return Noted(index_->Delete(kNobodys));
-}
-
-void RocksdbTier::Forget(const BlockEntry& entry) {
-  const uint64_t record_bytes = slots_.Find(entry.place.segment)->shape().slot_bytes;
-  slots_.Free(entry.place);
-  budget_.Release(EntryChargeBytes(record_bytes, entry.header.size()));
 }
 
 absl::Status RocksdbTier::Noted(absl::Status status) {
@@ -240,7 +218,7 @@ bool RocksdbTier::Describe(const BlockKey& key, BlockEntry entry, Block& block) 
   block.header = *header;
   const SegmentShape& shape = block.segment->shape();
   return block.entry.place.slot < shape.slots &&
-         header->geometry.record_bytes() == shape.slot_bytes;
+         header->geometry.record_bytes() == shape.slot.bytes;
 }
 
 absl::Status RocksdbTier::PlanBlock(std::span<PageRead> pages, std::span<const size_t> order,
@@ -310,12 +288,10 @@ TierUsage RocksdbTier::Usage() const {
           .corrupt_pages = corrupt_pages_.load(std::memory_order_relaxed)};
 }
 
-TierRoom RocksdbTier::Room(std::span<const uint64_t> record_bytes) const {
-  std::vector<uint64_t> slot_bytes;
-  for (const uint64_t bytes : record_bytes) {
-    slot_bytes.push_back(RoundUp(std::max<uint64_t>(bytes, 1), kRecordAlignment));
-  }
-  return slots_.Room(slot_bytes);
+TierRoom RocksdbTier::Room(std::span<const RecordSize> sizes) const {
+  std::vector<SlotSize> slots;
+  for (const RecordSize& size : sizes) slots.push_back(SlotFor(size));
+  return slots_.Room(slots);
 }
 
 }  // namespace ebbtide::storage

@@ -59,7 +59,7 @@ class RocksdbTier final : public Tier {
   absl::Status Erase(std::span<const BlockKey> keys) override;
   absl::Status Probe() override;
   TierUsage Usage() const override;
-  TierRoom Room(std::span<const uint64_t> record_bytes) const override;
+  TierRoom Room(std::span<const RecordSize> sizes) const override;
 
   const TierFolder& folder() const { return *folder_; }
 
@@ -74,7 +74,6 @@ class RocksdbTier final : public Tier {
   absl::Status Commit(const BlockKey& key, const SlotPlace& place,
                       std::span<const std::byte> header_used) ABSL_LOCKS_EXCLUDED(commit_mu_);
   absl::Status EraseOne(const BlockKey& key) ABSL_LOCKS_EXCLUDED(commit_mu_);
-  void Forget(const BlockEntry& entry);
   // Takes the index back to work after a fault.
   absl::Status HealIndex();
   absl::Status Noted(absl::Status status);  // Remembers that the index has to be healed.

@@ -34,7 +34,7 @@ bool IsAligned(const std::byte* memory) {
 absl::StatusOr<std::shared_ptr<Segment>> Segment::Create(const TierFolder& folder,
                                                          const SegmentShape& shape,
                                                          FileCalls& calls, IoBuffers& buffers) {
-  const std::string path = folder.segment_path(shape.slot_bytes, shape.id).string();
+  const std::string path = folder.segment_path(shape.slot.bytes, shape.id).string();
   const int flags = O_RDWR | O_CREAT | O_EXCL | (folder.is_direct() ? O_DIRECT : 0);
   const int fd = calls.Open(path.c_str(), flags);
   if (fd < 0) return FileError(path, "cannot make a slot file", errno);
@@ -78,9 +78,9 @@ absl::Status Segment::Delete() {
 }
 
 absl::Status Segment::Write(uint32_t slot, std::span<const std::byte> record) {
-  EBBTIDE_CHECK(slot < shape_.slots && record.size() == shape_.slot_bytes,
+  EBBTIDE_CHECK(slot < shape_.slots && record.size() == shape_.slot.bytes,
                 "a record fills one slot of its segment");
-  const uint64_t offset = slot * shape_.slot_bytes;
+  const uint64_t offset = slot * shape_.slot.bytes;
   if (!is_direct_) {
     EBBTIDE_RETURN_IF_ERROR(WriteAligned(offset, record));
     if (calls_.Sync(fd_) != 0) return Error("cannot sync", offset);
@@ -117,7 +117,7 @@ absl::Status Segment::WriteAligned(uint64_t offset, std::span<const std::byte> b
 
 absl::StatusOr<uint64_t> Segment::Read(uint32_t slot, uint64_t offset,
                                        std::span<std::byte> into) const {
-  const uint64_t begin = slot * shape_.slot_bytes + offset;
+  const uint64_t begin = slot * shape_.slot.bytes + offset;
   uint64_t done = 0;
   while (done < into.size()) {
     const ssize_t read =

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,11 +21,17 @@
 
 namespace ebbtide::storage {
 
+struct SlotSize {
+  uint64_t bytes = 0;        // A multiple of 4096.
+  uint64_t entry_bytes = 0;  // Charged beside them, for the index entry of what fills the slot.
+  friend auto operator<=>(const SlotSize&, const SlotSize&) = default;
+};
+
 struct SegmentShape {
   uint32_t id = 0;
-  uint64_t slot_bytes = 0;  // A multiple of 4096.
+  SlotSize slot;
   uint32_t slots = 0;
-  uint64_t bytes() const { return slot_bytes * slots; }
+  uint64_t bytes() const { return slot.bytes * slots; }
 };
 
 // Thread-safe for slots that do not overlap.
@@ -46,8 +53,8 @@ class Segment {
   //   kUnavailable  the disk did not let it, or the folder is ours no more
   absl::Status Delete();
 
-  // Fills slot `slot` with `record`, slot_bytes long. Straight from the caller's memory where that
-  // lies on 4 KiB.
+  // Fills slot `slot` with `record`, as long as a slot. Straight from the caller's memory where
+  // that lies on 4 KiB.
   //   kResourceExhausted, kUnavailable  as the disk answers; the slot holds garbage
   absl::Status Write(uint32_t slot, std::span<const std::byte> record);
 

@@ -13,14 +13,14 @@
 
 namespace ebbtide::storage {
 
-absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes, bool may_begin_segment) {
-  SegmentShape shape = {.slot_bytes = slot_bytes, .slots = SlotsPerSegment(slot_bytes)};
+absl::StatusOr<SlotPlace> SlotFiles::Allocate(const SlotSize& size, bool may_begin_segment) {
+  SegmentShape shape = ShapeFor(size);
   EBBTIDE_ASSIGN_OR_RETURN(const std::optional<SlotPlace> place,
                            TakeOrGrow(shape, may_begin_segment));
   if (place) return *place;
   absl::Cleanup give_up = [&] {  // However it fails, others may try.
     absl::MutexLock lock(&mu_);
-    classes_.find(slot_bytes)->second.is_growing = false;
+    classes_.find(size)->second.is_growing = false;
     options_.budget.Release(ChargeBytes(shape));
   };
   EBBTIDE_ASSIGN_OR_RETURN(std::shared_ptr<Segment> segment,
@@ -32,7 +32,7 @@ absl::StatusOr<SlotPlace> SlotFiles::Allocate(uint64_t slot_bytes, bool may_begi
 absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& shape,
                                                                bool may_begin_segment) {
   absl::MutexLock lock(&mu_);
-  SizeClass& size_class = classes_[shape.slot_bytes];
+  SizeClass& size_class = classes_[shape.slot];
   // One segment at a time: two made for two waiting records would both stay half empty.
   const auto can_go_on = [](SizeClass* c) { return !c->is_growing || !c->with_room.empty(); };
   const auto are_deleted = [](uint64_t* bytes) { return *bytes == 0; };
@@ -41,7 +41,7 @@ absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& sha
     if (const auto place = Take(size_class)) return place;
     if (!may_begin_segment) {
       return absl::FailedPreconditionError(
-          absl::StrCat("rocksdb tier: no slot of ", shape.slot_bytes,
+          absl::StrCat("rocksdb tier: no slot of ", shape.slot.bytes,
                        " B is free, and no slot file may be begun"));
     }
     if (options_.budget.TryCharge(ChargeBytes(shape))) break;
@@ -62,7 +62,7 @@ absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& sha
 SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
                                std::shared_ptr<Segment> segment) noexcept {
   absl::MutexLock lock(&mu_);
-  SizeClass& size_class = classes_.find(shape.slot_bytes)->second;
+  SizeClass& size_class = classes_.find(shape.slot)->second;
   segments_[shape.id] = {.segment = std::move(segment),
                          .is_taken = std::vector<bool>(shape.slots),
                          .is_lost = std::vector<bool>(shape.slots),
@@ -91,7 +91,7 @@ void SlotFiles::Lose(const SlotPlace& place) noexcept {
   absl::MutexLock lock(&mu_);
   Holding& holding = segments_.find(place.segment)->second;
   holding.is_lost[place.slot] = true;
-  ++classes_.find(holding.segment->shape().slot_bytes)->second.lost_slots;
+  ++classes_.find(holding.segment->shape().slot)->second.lost_slots;
 }
 
 std::shared_ptr<Segment> SlotFiles::Find(uint32_t segment) const {
@@ -100,18 +100,19 @@ std::shared_ptr<Segment> SlotFiles::Find(uint32_t segment) const {
   return found == segments_.end() ? nullptr : found->second.segment;
 }
 
-uint32_t SlotFiles::SlotsPerSegment(uint64_t slot_bytes) const {
-  return static_cast<uint32_t>(std::max<uint64_t>(options_.segment_bytes_max / slot_bytes, 1));
+SegmentShape SlotFiles::ShapeFor(const SlotSize& size) const {
+  const uint64_t slots = std::max<uint64_t>(options_.segment_bytes_max / size.bytes, 1);
+  return {.slot = size, .slots = static_cast<uint32_t>(slots)};
 }
 
-TierRoom SlotFiles::Room(std::span<const uint64_t> slot_bytes) const {
+TierRoom SlotFiles::Room(std::span<const SlotSize> sizes) const {
   absl::MutexLock lock(&mu_);
   TierRoom room{.free_bytes = options_.budget.free_bytes() + deleting_bytes_, .sizes = {}};
-  for (const uint64_t bytes : slot_bytes) {
-    const SegmentShape shape = {.slot_bytes = bytes, .slots = SlotsPerSegment(bytes)};
+  for (const SlotSize& slot : sizes) {
+    const SegmentShape shape = ShapeFor(slot);
     SizeRoom& size = room.sizes.emplace_back(
         SizeRoom{.segment_slots = shape.slots, .segment_bytes = ChargeBytes(shape)});
-    const auto found = classes_.find(bytes);
+    const auto found = classes_.find(slot);
     if (found == classes_.end()) continue;
     const SizeClass& size_class = found->second;
     const uint64_t slots = size_class.slots - size_class.lost_slots;
@@ -165,7 +166,7 @@ void SlotFiles::Return(const SlotPlace& place, Emptied& emptied) {
                 "a slot is freed once");
   Holding& holding = found->second;
   const SegmentShape& shape = holding.segment->shape();
-  SizeClass& size_class = classes_.find(shape.slot_bytes)->second;
+  SizeClass& size_class = classes_.find(shape.slot)->second;
   size_class.with_room.erase({.free_slots = holding.free_slots, .id = place.segment});
   holding.is_taken[place.slot] = false;
   if (holding.is_lost[place.slot]) --size_class.lost_slots;
@@ -214,28 +215,27 @@ absl::Status SlotFiles::DeleteLeftOver() {
 
 absl::Status SlotFiles::Probe() {
   EBBTIDE_RETURN_IF_ERROR(DeleteLeftOver());
-  const std::optional<uint64_t> slot_bytes = SlotBytesToProbe();
-  if (!slot_bytes) return absl::OkStatus();  // There is nothing that could be written.
-  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, Allocate(*slot_bytes));
+  const std::optional<SlotSize> size = SizeToProbe();
+  if (!size) return absl::OkStatus();  // There is nothing that could be written.
+  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, Allocate(*size));
   const absl::Status status = WriteAndRead(*Find(place.segment), place.slot);
   Free(place);
   EBBTIDE_RETURN_IF_ERROR(status);
   return DeleteLeftOver();
 }
 
-std::optional<uint64_t> SlotFiles::SlotBytesToProbe() const {
-  constexpr uint64_t kLeast = kRecordAlignment;
-  const SegmentShape shape = {.slot_bytes = kLeast, .slots = SlotsPerSegment(kLeast)};
-  if (options_.budget.free_bytes() >= ChargeBytes(shape)) return kLeast;
+std::optional<SlotSize> SlotFiles::SizeToProbe() const {
+  constexpr SlotSize kLeast = {.bytes = kRecordAlignment};  // No entry is made of it.
+  if (options_.budget.free_bytes() >= ChargeBytes(ShapeFor(kLeast))) return kLeast;
   absl::MutexLock lock(&mu_);
-  for (const auto& [slot_bytes, size_class] : classes_) {
-    if (size_class.free_slots > 0) return slot_bytes;
+  for (const auto& [size, size_class] : classes_) {
+    if (size_class.free_slots > 0) return size;
   }
   return std::nullopt;
 }
 
 absl::Status SlotFiles::WriteAndRead(Segment& segment, uint32_t slot) {
-  const uint64_t bytes = segment.shape().slot_bytes;
+  const uint64_t bytes = segment.shape().slot.bytes;
   const IoBuffers::Buffer written = buffers_.Lend(bytes);
   const IoBuffers::Buffer read = buffers_.Lend(bytes);
   std::ranges::fill(written.bytes(), std::byte{0x5A});

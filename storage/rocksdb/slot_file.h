@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who owns which slot on disk. Records of one size share segments; a segment is made on need,
+// Who owns which slot on disk. Slots of one size share segments; a segment is made on need,
 // charged while it lives, and deleted when its last slot is free. The fullest segment is filled
 // first, so that emptier ones drain. Freed slots are not reused while a reader may still look at
 // them.
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,7 +18,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/node_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
@@ -62,11 +62,11 @@ class SlotFiles {
   SlotFiles(const TierFolder& folder, const Options& options)
       : folder_(folder), options_(options) {}
 
-  // A slot of `slot_bytes` (a multiple of 4096), in a new segment where none has room.
+  // A slot of `size`, in a new segment where none has room.
   //   kFailedPrecondition  it may begin no segment, and needs one
   //   kResourceExhausted   a new segment passes the budget, or the disk is full
   //   kUnavailable         the disk did not answer
-  absl::StatusOr<SlotPlace> Allocate(uint64_t slot_bytes, bool may_begin_segment = true)
+  absl::StatusOr<SlotPlace> Allocate(const SlotSize& size, bool may_begin_segment = true)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Gives a slot back, at once or when the readers of this moment are done.
@@ -78,9 +78,9 @@ class SlotFiles {
   // The segment of an allocated slot; null where there is none of this number.
   std::shared_ptr<Segment> Find(uint32_t segment) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // As Tier::Room, for records that fill slots of each of `slot_bytes`; one moment's whole picture.
+  // As Tier::Room, for records that fill slots of each of `sizes`; one moment's whole picture.
   // A segment that is being made is there, one that is being deleted is not.
-  TierRoom Room(std::span<const uint64_t> slot_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+  TierRoom Room(std::span<const SlotSize> sizes) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Deletes what could not be deleted when it became empty, whose bytes stay charged.
   //   kUnavailable  some is left, and why
@@ -89,9 +89,6 @@ class SlotFiles {
   // Takes a slot, in a segment of its own where the budget leaves one, writes, reads and frees it.
   //   as Allocate, and kUnavailable where it reads other bytes
   absl::Status Probe() ABSL_LOCKS_EXCLUDED(mu_);
-
-  // A slot's share of the index, charged with it, so that a free slot can always be used.
-  static uint64_t EntryBytes(uint64_t slot_bytes) { return 2048 + slot_bytes / 128; }
 
  private:
   struct Holding {
@@ -120,9 +117,10 @@ class SlotFiles {
   // Segments that became empty, to be deleted and released once the lock is given back.
   using Emptied = std::vector<std::shared_ptr<Segment>>;
 
-  uint32_t SlotsPerSegment(uint64_t slot_bytes) const;
+  SegmentShape ShapeFor(const SlotSize& size) const;
+  // The entries are charged with the slots, so that a free slot can always be used.
   static uint64_t ChargeBytes(const SegmentShape& shape) {
-    return shape.slots * (shape.slot_bytes + EntryBytes(shape.slot_bytes));
+    return shape.slots * (shape.slot.bytes + shape.slot.entry_bytes);
   }
   uint64_t BeginReading() ABSL_LOCKS_EXCLUDED(mu_);
   void EndReading(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
@@ -140,7 +138,7 @@ class SlotFiles {
   void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteAndRead(Segment& segment, uint32_t slot);
   // Of a slot that could be had now; none where all are in use and the budget is too.
-  std::optional<uint64_t> SlotBytesToProbe() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<SlotSize> SizeToProbe() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // fixed after construction
   const TierFolder& folder_;
@@ -154,12 +152,12 @@ class SlotFiles {
   uint32_t next_segment_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t next_epoch_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint32_t, Holding> segments_ ABSL_GUARDED_BY(mu_);
-  absl::node_hash_map<uint64_t, SizeClass> classes_ ABSL_GUARDED_BY(mu_);  // By slot bytes.
-  absl::btree_set<uint64_t> readers_ ABSL_GUARDED_BY(mu_);                 // Their epochs.
-  std::vector<Freed> freed_ ABSL_GUARDED_BY(mu_);                          // In order of epochs.
-  uint64_t deleting_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Charged until their files are gone.
-  Emptied left_over_ ABSL_GUARDED_BY(mu_);            // Charged: they could not be deleted,
-  std::string left_over_why_ ABSL_GUARDED_BY(mu_);    // the last of them for this.
+  std::map<SlotSize, SizeClass> classes_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<uint64_t> readers_ ABSL_GUARDED_BY(mu_);  // Their epochs.
+  std::vector<Freed> freed_ ABSL_GUARDED_BY(mu_);           // In order of epochs.
+  uint64_t deleting_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // Charged until their files are gone.
+  Emptied left_over_ ABSL_GUARDED_BY(mu_);                  // Charged: they could not be deleted,
+  std::string left_over_why_ ABSL_GUARDED_BY(mu_);          // the last of them for this.
 };
 
 }  // namespace ebbtide::storage

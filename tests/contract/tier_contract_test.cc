@@ -74,8 +74,8 @@ class TierContract : public testing::TestWithParam<TierCase> {
   }
 
   TierRoom Room(const RecordGeometry& geometry) {
-    const uint64_t record_bytes = geometry.record_bytes();
-    return tier().Room({&record_bytes, 1});
+    const RecordSize size = geometry.size();
+    return tier().Room({&size, 1});
   }
   // Records of the geometry that the tier could hold, beside others that it holds.
   uint64_t RoomFor(const RecordGeometry& geometry) {
@@ -333,19 +333,40 @@ TEST_P(TierContract, ErasedBytesComeBack) {
 }
 
 TEST_P(TierContract, EmptyTierTakesAsManyRecordsAsItHasRoomFor) {
-  for (const uint32_t page_bytes : {16384u, 4096u, 40960u}) {
-    const RecordGeometry geometry = MakeGeometry(2, 2, page_bytes);
+  // The last two have headers that count: one of many small pages, one of nothing but header.
+  const RecordGeometry geometries[] = {
+      MakeGeometry(2, 2, 16384), MakeGeometry(2, 2, 4096), MakeGeometry(2, 2, 40960),
+      MakeGeometry(32, 8, 1024, 256, 512), MakeGeometry(32, 32, 8)};
+  for (const RecordGeometry& geometry : geometries) {
+    const uint64_t sequence = geometry.pages() * uint64_t{geometry.page_bytes};
     const uint64_t room = RoomFor(geometry);
     EXPECT_GE(Room(geometry).sizes[0].segment_bytes,
               Room(geometry).sizes[0].segment_slots * geometry.record_bytes());
 
-    const uint32_t blocks = Fill(page_bytes, geometry);
+    const uint32_t blocks = Fill(sequence, geometry);
 
-    EXPECT_EQ(blocks, room) << page_bytes << " B pages";
+    EXPECT_EQ(blocks, room) << geometry.pages() << " pages of " << geometry.page_bytes << " B";
     EXPECT_EQ(tier().Usage().budget_bytes, budget_bytes());
     EXPECT_EQ(tier().Usage().blocks, blocks);
-    for (uint32_t block = 0; block < blocks; ++block) ASSERT_OK(Erase({page_bytes, block, 0}));
+    for (uint32_t block = 0; block < blocks; ++block) ASSERT_OK(Erase({sequence, block, 0}));
   }
+}
+
+// An index keeps the header: what is alike in bytes alone is of two sizes.
+TEST_P(TierContract, RecordsOfUnlikeHeadersKeepTheirRoomApart) {
+  const RecordGeometry few = MakeGeometry(1, 2, 8192);
+  const RecordGeometry many = MakeGeometry(8, 32, 64);
+  ASSERT_EQ(few.record_bytes(), many.record_bytes());
+  ASSERT_NE(few.size(), many.size());
+  const uint32_t fews = Fill(1, few);
+  for (uint32_t block = 0; block < fews / 2; ++block) ASSERT_OK(Erase({1, block, 0}));
+  const uint64_t room = RoomFor(many);
+  EXPECT_GT(room, 0u);
+
+  EXPECT_EQ(Fill(2, many), room);
+
+  EXPECT_EQ(Room(many).sizes[0].slots_used, room);
+  EXPECT_EQ(Room(few).sizes[0].slots_used, fews - fews / 2);
 }
 
 // Where records of another size came and went in no order, as where nothing did.
@@ -371,7 +392,7 @@ TEST_P(TierContract, RoomIsThatBesideRecordsOfOtherSizes) {
   const uint64_t rest = RoomFor(small);
   EXPECT_LE(rest, small_room);
   EXPECT_EQ(held + Fill(3, small), rest);
-  const uint64_t sizes[] = {small.record_bytes(), large.record_bytes()};
+  const RecordSize sizes[] = {small.size(), large.size()};
   const TierRoom full = tier().Room(sizes);
   for (const SizeRoom& size : full.sizes) {
     EXPECT_EQ(size.slots_used, size.slots_made);

@@ -49,8 +49,8 @@ class FaultyTier final : public storage::Tier {
   absl::Status Erase(std::span<const storage::BlockKey> keys) override;
   absl::Status Probe() override;
   storage::TierUsage Usage() const override { return tier_.Usage(); }
-  storage::TierRoom Room(std::span<const uint64_t> record_bytes) const override {
-    return tier_.Room(record_bytes);
+  storage::TierRoom Room(std::span<const storage::RecordSize> sizes) const override {
+    return tier_.Room(sizes);
   }
 
  private:

@@ -75,9 +75,9 @@ class WatchedTier final : public storage::Tier {
     watch_("usage");
     return tier_.Usage();
   }
-  storage::TierRoom Room(std::span<const uint64_t> record_bytes) const override {
+  storage::TierRoom Room(std::span<const storage::RecordSize> sizes) const override {
     watch_("room");
-    return tier_.Room(record_bytes);
+    return tier_.Room(sizes);
   }
 
  private:

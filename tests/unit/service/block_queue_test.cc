@@ -21,12 +21,12 @@ class BlockQueueTest : public testing::Test {
     return std::make_shared<OpenedSequence>(number, OpenArgs{}, model_, ResolvedPolicy{});
   }
 
-  void Push(const SequenceRef& sequence, int32_t block, uint64_t record_bytes) {
-    queue_.Push({.sequence = sequence, .block = block, .record_bytes = record_bytes});
+  void Push(const SequenceRef& sequence, int32_t block, const storage::RecordSize& size) {
+    queue_.Push({.sequence = sequence, .block = block, .size = size});
   }
 
-  static constexpr uint64_t kSmall = 1000;
-  static constexpr uint64_t kLarge = 3000;
+  static constexpr storage::RecordSize kSmall = {.bytes = 1000};
+  static constexpr storage::RecordSize kLarge = {.bytes = 3000};
   const std::shared_ptr<const Model> model_ = std::make_shared<const Model>(
       Model{.name = "m", .weights_fingerprint = "w", .geometry = test::SmallGeometry()});
   BlockQueue queue_;
@@ -43,7 +43,7 @@ TEST_F(BlockQueueTest, FirstComesFirst) {
   const QueuedBlock last = queue_.Pop();
   EXPECT_EQ(last.block, 2);
   EXPECT_EQ(last.sequence, a);
-  EXPECT_EQ(last.record_bytes, kSmall);
+  EXPECT_EQ(last.size, kSmall);
   EXPECT_EQ(queue_.Pop().sequence, nullptr);
 }
 
@@ -64,7 +64,7 @@ TEST_F(BlockQueueTest, WhatIsPutBackKeepsItsPlace) {
 TEST_F(BlockQueueTest, FullSizesWaitInTheirPlace) {
   const SequenceRef a = Sequence(1);
   for (int32_t block = 0; block < 6; ++block) Push(a, block, block < 4 ? kSmall : kLarge);
-  const uint64_t sizes[] = {kSmall, kLarge};
+  const storage::RecordSize sizes[] = {kSmall, kLarge};
 
   EXPECT_EQ(queue_.Pop(std::span(sizes).first(1)).block, 4);
   EXPECT_EQ(queue_.Pop(sizes).sequence, nullptr);
@@ -91,11 +91,11 @@ TEST_F(BlockQueueTest, SequencesThatCloseUnaskedForDoNotPileUp) {
   for (int32_t block = 0; block < 100; ++block) Push(a, block, kSmall);
 
   for (uint64_t number = 1; number <= 10'000; ++number) {
-    Push(Sequence(number), 0, number);
+    Push(Sequence(number), 0, {.bytes = number});
     ASSERT_LE(queue_.size(), 201U) << "after " << number;
   }
   for (uint64_t number = 1; number <= 10'000; ++number) {
-    queue_.PutBack({.sequence = Sequence(number), .block = 0, .record_bytes = kSmall});
+    queue_.PutBack({.sequence = Sequence(number), .block = 0, .size = kSmall});
     ASSERT_LE(queue_.size(), 201U) << "after " << number;
   }
 

@@ -118,7 +118,7 @@ TEST_F(CacheCarriersTest, BlockThatCouldNotBeWrittenKeepsItsPlace) {
   EXPECT_EQ(again->block, 0);
 
   EXPECT_FALSE(cache().CommitSeal(*again, absl::ResourceExhaustedError("")));
-  const uint64_t full[] = {stand_.record_bytes()};
+  const storage::RecordSize full[] = {stand_.record_size()};
   EXPECT_FALSE(cache().PlanSeal(full).has_value());
   EXPECT_EQ(cache().PlanSeal()->block, 0);
   EXPECT_EQ(cache().PlanSeal()->block, 1);
@@ -168,10 +168,10 @@ TEST_F(CacheCarriersTest, MoveIsCommittedByItsOutcome) {
 class CacheSegmentsTest : public CacheCarriersTest {
  protected:
   CacheSegmentsTest() {
-    stand_.SetRoom([this](std::span<const uint64_t> sizes) {
+    stand_.SetRoom([this](std::span<const storage::RecordSize> sizes) {
       LowerRoom room{.below_bytes = below_bytes_};
-      for (const uint64_t bytes : sizes) {
-        room.sizes[bytes] = {.segment_slots = 2, .segment_bytes = 10};
+      for (const storage::RecordSize& size : sizes) {
+        room.sizes[size] = {.segment_slots = 2, .segment_bytes = 10};
       }
       if (const auto other = room.sizes.find(kOther); other != room.sizes.end()) {
         other->second.slots_made = 2 * begun_;
@@ -190,7 +190,7 @@ class CacheSegmentsTest : public CacheCarriersTest {
     return status;
   }
 
-  static constexpr uint64_t kOther = 12345;
+  static constexpr storage::RecordSize kOther = {.bytes = 12345};
   uint64_t below_bytes_ = 20;  // For two segments.
   uint64_t begun_ = 0;         // Segments for records of kOther.
 };
@@ -202,10 +202,10 @@ TEST_F(CacheSegmentsTest, SegmentIsBegunWhereWhatIsPromisedFitsBesideIt) {
   cache().EndSegment();
   below_bytes_ = 10;
   EXPECT_FALSE(cache().BeginSegment(kOther));
-  EXPECT_TRUE(cache().BeginSegment(stand_.record_bytes()));
+  EXPECT_TRUE(cache().BeginSegment(stand_.record_size()));
   cache().EndSegment();
   below_bytes_ = 9;
-  EXPECT_FALSE(cache().BeginSegment(stand_.record_bytes()));
+  EXPECT_FALSE(cache().BeginSegment(stand_.record_size()));
 }
 
 TEST_F(CacheSegmentsTest, WhatFitsNoMoreIsMovedAsItComes) {

@@ -13,8 +13,8 @@ namespace {
 
 using service::Ticket;
 
-uint64_t CostIn(const storage::Tier& tier, uint64_t record_bytes) {
-  return tier.Room({&record_bytes, 1}).sizes.front().segment_bytes;
+uint64_t CostIn(const storage::Tier& tier, const storage::RecordSize& size) {
+  return tier.Room({&size, 1}).sizes.front().segment_bytes;
 }
 
 // What a record costs does not depend on who asks.
@@ -22,7 +22,7 @@ uint64_t BudgetFor(int32_t blocks) {
   storage::ByteBudget probe(64 << 20);
   const auto tier = storage::HostTier::Create(probe);
   EBBTIDE_CHECK(tier.ok(), "a small host tier opens");
-  return static_cast<uint64_t>(blocks) * CostIn(**tier, SmallGeometry().record(0).record_bytes());
+  return static_cast<uint64_t>(blocks) * CostIn(**tier, SmallGeometry().record(0).size());
 }
 
 std::unique_ptr<storage::HostTier> MakeTier(storage::ByteBudget& budget) {
@@ -33,10 +33,10 @@ std::unique_ptr<storage::HostTier> MakeTier(storage::ByteBudget& budget) {
 
 }  // namespace
 
-service::LowerRoom RoomFor(uint64_t records, std::span<const uint64_t> record_bytes) {
+service::LowerRoom RoomFor(uint64_t records, std::span<const storage::RecordSize> sizes) {
   service::LowerRoom room = {.below_bytes = records};
-  for (const uint64_t bytes : record_bytes) {
-    room.sizes[bytes] = {.segment_slots = 1, .segment_bytes = 1};
+  for (const storage::RecordSize& size : sizes) {
+    room.sizes[size] = {.segment_slots = 1, .segment_bytes = 1};
   }
   return room;
 }
@@ -63,12 +63,12 @@ CacheStand::CacheStand(const CacheSetup& setup)
   EBBTIDE_CHECK(cache_.RegisterModel("m", tokens_.geometry, "w").ok(), "the model is sound");
 }
 
-uint64_t CacheStand::record_bytes() const {
-  return tokens_.geometry.record(0).record_bytes();
+storage::RecordSize CacheStand::record_size() const {
+  return tokens_.geometry.record(0).size();
 }
 
 uint64_t CacheStand::host_cost() const {
-  return CostIn(*host_tier_, record_bytes());
+  return CostIn(*host_tier_, record_size());
 }
 
 service::SequenceRef CacheStand::Open(const std::string& name, int32_t budget_tokens,

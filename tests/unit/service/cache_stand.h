@@ -25,7 +25,7 @@
 namespace ebbtide::test {
 
 // Room for so many records of each size, all below.
-service::LowerRoom RoomFor(uint64_t records, std::span<const uint64_t> record_bytes);
+service::LowerRoom RoomFor(uint64_t records, std::span<const storage::RecordSize> sizes);
 
 struct CacheSetup {
   uint64_t device_bytes = 8 << 20;
@@ -49,7 +49,7 @@ class CacheStand {
   storage::ByteBudget& host_budget() { return host_budget_; }
   std::span<const std::byte> pool() const { return pool_; }
   const Tokens& tokens() const { return tokens_; }
-  uint64_t record_bytes() const;
+  storage::RecordSize record_size() const;
   // What the cache sees from now on where it looks at the room; before, room for all that is asked.
   void SetRoom(service::LookAtRoom look) { look_at_room_ = std::move(look); }
   // What one record takes of the host's budget.

@@ -14,8 +14,10 @@
 namespace ebbtide::service {
 namespace {
 
-constexpr uint64_t kSmall = 100;
-constexpr uint64_t kLarge = 300;
+using storage::RecordSize;
+
+constexpr RecordSize kSmall = {.bytes = 100};
+constexpr RecordSize kLarge = {.bytes = 300};
 
 // Ten small or three large records in the host; three segments of four small, or two of two large,
 // below.
@@ -81,15 +83,17 @@ TEST(LowerRoomTest, WithoutATierBelowTheHostIsAll) {
 // One large record stays in the host where its segment would leave no room for the small ones',
 // whichever size comes first.
 TEST(LowerRoomTest, WhatIsPromisedInTheEndDoesNotDependOnWhoTakesOfTheHostFirst) {
+  constexpr RecordSize kSmaller = {.bytes = 11};
+  constexpr RecordSize kLarger = {.bytes = 21};
   const LowerRoom room = {
       .host_bytes = 33,
       .below_bytes = 249,
-      .sizes = {{11, {.host_cost_bytes = 11, .segment_slots = 11, .segment_bytes = 121}},
-                {21, {.host_cost_bytes = 21, .segment_slots = 5, .segment_bytes = 105}}}};
-  ASSERT_TRUE(room.Fits({{21, 6}}, 0));
-  ASSERT_GE(room.RecordsLeft(11, {{21, 6}}, 0), 12);
+      .sizes = {{kSmaller, {.host_cost_bytes = 11, .segment_slots = 11, .segment_bytes = 121}},
+                {kLarger, {.host_cost_bytes = 21, .segment_slots = 5, .segment_bytes = 105}}}};
+  ASSERT_TRUE(room.Fits({{kLarger, 6}}, 0));
+  ASSERT_GE(room.RecordsLeft(kSmaller, {{kLarger, 6}}, 0), 12);
 
-  EXPECT_TRUE(room.Fits({{11, 6}, {21, 6}}, 0));
+  EXPECT_TRUE(room.Fits({{kSmaller, 6}, {kLarger, 6}}, 0));
 }
 
 // --- properties, against all ways to place
@@ -100,9 +104,9 @@ using Item = PromisedRecords::value_type;
 bool CanBePlaced(const LowerRoom& room, std::vector<Item> promised, uint64_t host_bytes,
                  uint64_t below_bytes) {
   if (promised.empty()) return true;
-  const auto [bytes, records] = promised.back();
+  const auto [record_size, records] = promised.back();
   promised.pop_back();
-  const LowerRoom::Size& size = room.sizes.at(bytes);
+  const LowerRoom::Size& size = room.sizes.at(record_size);
   for (uint64_t segments = 0; segments * size.segment_bytes <= below_bytes; ++segments) {
     const uint64_t below = size.slots_made + segments * size.segment_slots;
     const uint64_t in_host = (records - std::min(records, below)) * size.host_cost_bytes;
@@ -125,15 +129,15 @@ TEST(LowerRoomTest, FitsIsTrueOfWhatCanBePlacedAndOfNothingElse) {
     for (uint64_t below = 0; below <= 24; below += 2) {
       for (const uint64_t made : {0, 2}) {
         LowerRoom room{.host_bytes = host, .below_bytes = below};
-        room.sizes[2] = {
+        room.sizes[{2}] = {
             .host_cost_bytes = 2, .slots_made = made, .segment_slots = 4, .segment_bytes = 9};
-        room.sizes[3] = {
+        room.sizes[{3}] = {
             .host_cost_bytes = 4, .slots_made = 0, .segment_slots = 2, .segment_bytes = 7};
-        room.sizes[5] = {
+        room.sizes[{5}] = {
             .host_cost_bytes = 5, .slots_made = 0, .segment_slots = 1, .segment_bytes = 6};
         for (uint64_t records = 0; records < 8 * 6 * 5; ++records) {
           const PromisedRecords promised = {
-              {2, records % 8}, {3, records / 8 % 6}, {5, records / 48}};
+              {{2}, records % 8}, {{3}, records / 8 % 6}, {{5}, records / 48}};
           const bool can_be_placed = CanBePlaced(room, promised);
           ASSERT_EQ(room.Fits(promised, 0), can_be_placed)
               << "host " << host << " below " << below << " made " << made << ": " << records;
@@ -156,15 +160,16 @@ class DrawnRoom {
     while (room_.sizes.size() < sizes) {
       const uint64_t bytes = 1 + UpTo(60);
       const uint64_t slots = std::max<uint64_t>(segment / bytes, 1);
-      room_.sizes[bytes] = {.host_cost_bytes = bytes + UpTo(2),
-                            .slots_made = UpTo(1) * UpTo(6),
-                            .segment_slots = slots,
-                            .segment_bytes = slots * (bytes + UpTo(1))};
+      room_.sizes[{.bytes = bytes, .header_used_bytes = UpTo(1)}] = {
+          .host_cost_bytes = bytes + UpTo(2),
+          .slots_made = UpTo(1) * UpTo(6),
+          .segment_slots = slots,
+          .segment_bytes = slots * (bytes + UpTo(1))};
     }
   }
   const LowerRoom& room() const { return room_; }
   uint64_t UpTo(uint64_t most) { return random_() % (most + 1); }
-  uint64_t AnySize() {
+  RecordSize AnySize() {
     return std::next(room_.sizes.begin(), static_cast<ptrdiff_t>(UpTo(room_.sizes.size() - 1)))
         ->first;
   }
@@ -181,15 +186,15 @@ TEST(LowerRoomTest, WhatIsPromisedStepByStepFitsAndFitsWithLess) {
     const LowerRoom& room = drawn.room();
     PromisedRecords promised;
     for (int step = 0; step < 20; ++step) {
-      const uint64_t bytes = drawn.AnySize();
-      const uint64_t left = room.RecordsLeft(bytes, promised, 0);
-      promised[bytes] += left + 1;
+      const RecordSize size = drawn.AnySize();
+      const uint64_t left = room.RecordsLeft(size, promised, 0);
+      promised[size] += left + 1;
       ASSERT_FALSE(room.Fits(promised, 0)) << "round " << round << " step " << step;
-      promised[bytes] -= 1 + drawn.UpTo(left);
+      promised[size] -= 1 + drawn.UpTo(left);
       ASSERT_TRUE(room.Fits(promised, 0)) << "round " << round << " step " << step;
       ASSERT_TRUE(CanBePlaced(room, promised)) << "round " << round << " step " << step;
       if (step % 3 == 0) {  // Some of one size go.
-        const auto less = promised.find(bytes);
+        const auto less = promised.find(size);
         less->second -= drawn.UpTo(less->second);
         ASSERT_TRUE(room.Fits(promised, 0)) << "round " << round << " step " << step;
       }
@@ -220,30 +225,30 @@ TEST(LowerRoomTest, WhatFitsFindsItsPlaceWhateverComesFirst) {
     DrawnRoom drawn(seed + round, 2 + round % 2);
     LowerRoom room = drawn.room();
     PromisedRecords promised;
-    std::vector<uint64_t> blocks;
+    std::vector<RecordSize> blocks;
     for (int step = 0; step < 6; ++step) {
-      const uint64_t bytes = drawn.AnySize();
-      const uint64_t more = drawn.UpTo(room.RecordsLeft(bytes, promised, 0));
-      promised[bytes] += more;
-      blocks.insert(blocks.end(), more, bytes);
+      const RecordSize size = drawn.AnySize();
+      const uint64_t more = drawn.UpTo(room.RecordsLeft(size, promised, 0));
+      promised[size] += more;
+      blocks.insert(blocks.end(), more, size);
     }
     for (size_t i = 1; i < blocks.size(); ++i) std::swap(blocks[i], blocks[drawn.UpTo(i)]);
 
     uint64_t largest = 0;  // Beside the host's share: as much as one record takes.
-    for (const auto& [bytes, size] : room.sizes) largest = std::max(largest, size.host_cost_bytes);
+    for (const auto& [size, of_it] : room.sizes) largest = std::max(largest, of_it.host_cost_bytes);
     uint64_t free = room.host_bytes + largest;
-    std::vector<uint64_t> host;
-    const auto goes_below = [&](uint64_t bytes) {
-      LowerRoom::Size& size = room.sizes.at(bytes);
+    std::vector<RecordSize> host;
+    const auto goes_below = [&](const RecordSize& record_size) {
+      LowerRoom::Size& size = room.sizes.at(record_size);
       LowerRoom after = room;
       if (size.slots_used == size.slots_made) {
-        if (!after.TakeSegment(bytes) || !after.Fits(promised, 0)) return false;
+        if (!after.TakeSegment(record_size) || !after.Fits(promised, 0)) return false;
         room = after;
       }
-      ++room.sizes.at(bytes).slots_used;
+      ++room.sizes.at(record_size).slots_used;
       return true;
     };
-    for (const uint64_t block : blocks) {
+    for (const RecordSize& block : blocks) {
       while (free < room.sizes.at(block).host_cost_bytes) {
         const auto first = std::ranges::find_if(host, goes_below);
         ASSERT_NE(first, host.end()) << "round " << round << ": none may move";

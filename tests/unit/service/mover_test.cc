@@ -540,7 +540,7 @@ TEST(MoverTest, ChargeThatTheTierBelowHoldsUpIsRefused) {
 
 TEST(MoverTest, CapacityOfTheHostLeavesOneRecordsRoom) {
   CacheStand stand({.host_blocks = 10});
-  const uint64_t record = stand.record_bytes();
+  const storage::RecordSize record = stand.record_size();
 
   const LowerRoom room = stand.mover().RoomOf({&record, 1});
 
@@ -552,7 +552,7 @@ TEST(MoverTest, CapacityOfTheHostLeavesOneRecordsRoom) {
 
 TEST(MoverTest, CapacityBelowAddsUnlessTheTierIsDegraded) {
   CacheStand stand({.host_blocks = 2, .below_blocks = 5});
-  const uint64_t record = stand.record_bytes();
+  const storage::RecordSize record = stand.record_size();
   const auto records = [&] {
     LowerRoom room = stand.mover().RoomOf({&record, 1});
     if (!room.below_why.empty()) room.FreezeBelow();

@@ -61,8 +61,8 @@ class PassingTier : public storage::Tier {
   absl::Status Erase(std::span<const storage::BlockKey> keys) override { return tier_.Erase(keys); }
   absl::Status Probe() override { return tier_.Probe(); }
   storage::TierUsage Usage() const override { return tier_.Usage(); }
-  storage::TierRoom Room(std::span<const uint64_t> record_bytes) const override {
-    return tier_.Room(record_bytes);
+  storage::TierRoom Room(std::span<const storage::RecordSize> sizes) const override {
+    return tier_.Room(sizes);
   }
 
  private:

@@ -97,7 +97,7 @@ TEST(ByteChargeTest, HasOneOwner) {
     first = ByteCharge();
     EXPECT_EQ(budget.used_bytes(), 0u);
     EXPECT_EQ(other.used_bytes(), 7u);
-    second.KeepAll();
+    second.Keep(7);
   }
   EXPECT_EQ(budget.used_bytes(), 0u);
   EXPECT_EQ(other.used_bytes(), 7u);

@@ -33,8 +33,8 @@ absl::Status WriteBlock(HostTier& tier, const BlockKey& key, const RecordGeometr
   return tier.Write({&write, 1});
 }
 
-uint64_t CostIn(const HostTier& tier, uint64_t record_bytes) {
-  return tier.Room({&record_bytes, 1}).sizes.front().segment_bytes;
+uint64_t CostIn(const HostTier& tier, const RecordSize& size) {
+  return tier.Room({&size, 1}).sizes.front().segment_bytes;
 }
 
 TEST(HostTierTest, BudgetBeyondTheMachineIsRefusedWithBothNumbers) {
@@ -48,7 +48,7 @@ TEST(HostTierTest, NeighboursMemoryIsInTheSameBudget) {
   ByteBudget budget(1 << 20);
   ASSERT_OK_AND_ASSIGN(const auto tier, HostTier::Create(budget));
   const RecordGeometry geometry = MakeGeometry(2, 2, 16384);
-  const uint64_t cost_bytes = CostIn(*tier, geometry.record_bytes());
+  const uint64_t cost_bytes = CostIn(*tier, geometry.size());
 
   ASSERT_TRUE(budget.TryCharge((1 << 20) - cost_bytes + 1));
 
@@ -64,7 +64,7 @@ TEST(HostTierTest, EqualBlocksFillTheBudgetToTheLast) {
   ByteBudget budget(1 << 20);
   ASSERT_OK_AND_ASSIGN(const auto tier, HostTier::Create(budget));
   const RecordGeometry geometry = MakeGeometry(2, 2, 16384);
-  const uint64_t fitting = (1 << 20) / CostIn(*tier, geometry.record_bytes());
+  const uint64_t fitting = (1 << 20) / CostIn(*tier, geometry.size());
 
   for (uint32_t block = 0; block < fitting; ++block) {
     ASSERT_OK(WriteBlock(*tier, {1, block, 0}, geometry));

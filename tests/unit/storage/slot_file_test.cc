@@ -39,10 +39,11 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr uint64_t kSlotBytes = 16384;
+constexpr SlotSize kSlot = {.bytes = 16384, .entry_bytes = 2176};
+constexpr uint64_t kSlotBytes = kSlot.bytes;
 constexpr uint64_t kSegmentBytes = 4 * kSlotBytes;
-const uint64_t kChargeBytes = 4 * (kSlotBytes + SlotFiles::EntryBytes(kSlotBytes));
-const uint64_t kBudgetBytes = 64 * kChargeBytes;
+constexpr uint64_t kChargeBytes = 4 * (kSlot.bytes + kSlot.entry_bytes);
+constexpr uint64_t kBudgetBytes = 64 * kChargeBytes;
 
 class SlotFilesTest : public testing::Test {
  protected:
@@ -54,8 +55,8 @@ class SlotFilesTest : public testing::Test {
     return files;
   }
 
-  SlotPlace Take(uint64_t slot_bytes = kSlotBytes) {
-    const auto place = slots_->Allocate(slot_bytes);
+  SlotPlace Take(const SlotSize& size = kSlot) {
+    const auto place = slots_->Allocate(size);
     EXPECT_OK(place);
     return place.ok() ? *place : SlotPlace{};
   }
@@ -81,7 +82,7 @@ TEST_F(SlotFilesTest, WhatCannotBeDeletedStaysChargedUntilItCan) {
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("cannot delete"), HasSubstr("1 slot files"))));
   EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
-  const TierRoom room = slots_->Room({&kSlotBytes, 1});
+  const TierRoom room = slots_->Room({&kSlot, 1});
   EXPECT_EQ(room.free_bytes, budget_.free_bytes());  // Nobody is promised what may never go.
 
   calls_.unlink_error = 0;
@@ -153,9 +154,9 @@ TEST_F(SlotFilesTest, FullestSegmentIsFilledFirst) {
 }
 
 TEST_F(SlotFilesTest, EachSizeHasItsOwnSegments) {
-  const SlotPlace small = Take(kSlotBytes);
-  const SlotPlace large = Take(2 * kSlotBytes);
-  const SlotPlace longer_than_a_segment = Take(3 * kSegmentBytes);
+  const SlotPlace small = Take(kSlot);
+  const SlotPlace large = Take({.bytes = 2 * kSlotBytes});
+  const SlotPlace longer_than_a_segment = Take({.bytes = 3 * kSegmentBytes});
 
   EXPECT_NE(small.segment, large.segment);
   EXPECT_EQ(slots_->Find(small.segment)->shape().slots, 4u);
@@ -167,7 +168,7 @@ TEST_F(SlotFilesTest, EachSizeHasItsOwnSegments) {
 TEST_F(SlotFilesTest, BudgetRefusesTheSegmentThatPassesIt) {
   for (uint64_t i = 0; i < 64 * 4; ++i) Take();
 
-  EXPECT_THAT(slots_->Allocate(kSlotBytes),
+  EXPECT_THAT(slots_->Allocate(kSlot),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("over budget"),
                              HasSubstr(absl::StrCat(" 0 B of ", kBudgetBytes, " B free")))));
@@ -177,38 +178,38 @@ TEST_F(SlotFilesTest, BudgetRefusesTheSegmentThatPassesIt) {
 TEST_F(SlotFilesTest, FullDiskIsNamedAndLeavesNothing) {
   calls_.allocate_error = ENOSPC;
 
-  EXPECT_THAT(slots_->Allocate(kSlotBytes),
+  EXPECT_THAT(slots_->Allocate(kSlot),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr(temp_.path().string()), HasSubstr("No space left"))));
   EXPECT_EQ(Files(), 0u);
   EXPECT_EQ(budget_.used_bytes(), 0u);
   calls_.allocate_error = 0;
-  EXPECT_OK(slots_->Allocate(kSlotBytes));
+  EXPECT_OK(slots_->Allocate(kSlot));
 }
 
 // Nobody waits for a segment that is not made any more.
 TEST_F(SlotFilesTest, SegmentThatMemoryRanOutForIsTriedAgain) {
   calls_.open_throws = true;
-  EXPECT_THROW((void)slots_->Allocate(kSlotBytes), std::bad_alloc);
+  EXPECT_THROW((void)slots_->Allocate(kSlot), std::bad_alloc);
   EXPECT_EQ(Files(), 0u);
   EXPECT_EQ(budget_.used_bytes(), 0u);
 
   calls_.open_throws = false;
-  EXPECT_OK(slots_->Allocate(kSlotBytes));
+  EXPECT_OK(slots_->Allocate(kSlot));
   EXPECT_EQ(budget_.used_bytes(), kChargeBytes);
 }
 
 TEST_F(SlotFilesTest, BrokenDiskIsUnavailable) {
   calls_.open_error = EIO;
 
-  EXPECT_THAT(slots_->Allocate(kSlotBytes), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(slots_->Allocate(kSlot), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
 TEST_F(SlotFilesTest, FileSystemWithoutFallocateIsUsedAllTheSame) {
   calls_.allocate_error = EOPNOTSUPP;
 
-  EXPECT_OK(slots_->Allocate(kSlotBytes));
+  EXPECT_OK(slots_->Allocate(kSlot));
 }
 
 TEST_F(SlotFilesTest, FreedSlotIsNotReusedWhileAReaderMayLookAtIt) {
@@ -280,7 +281,7 @@ TEST_F(SlotFilesTest, RandomUseHasOneOwnerForEachSlot) {
     for (int step = 0; step < 1500; ++step) {
       const uint64_t choice = random() % 100;
       if (choice < 45) {
-        const auto place = slots_->Allocate(kSlotBytes * (1 + random() % 3));
+        const auto place = slots_->Allocate({.bytes = kSlotBytes * (1 + random() % 3)});
         if (!place.ok()) {
           ASSERT_THAT(place, StatusIs(absl::StatusCode::kResourceExhausted));
           continue;
@@ -317,7 +318,7 @@ TEST_F(SlotFilesTest, ThreadsShareOneNewSegment) {
 
 // Slots of the size that could be taken in all.
 uint64_t SlotsIn(const SlotFiles& files) {
-  const TierRoom room = files.Room({&kSlotBytes, 1});
+  const TierRoom room = files.Room({&kSlot, 1});
   const SizeRoom& size = room.sizes.front();
   return size.slots_made + room.free_bytes / size.segment_bytes * size.segment_slots;
 }
@@ -331,7 +332,7 @@ TEST_F(SlotFilesTest, RoomIsNoneTheLessWhileAFileIsMadeOrDeleted) {
   EXPECT_THAT(looks, ElementsAre(64 * 4, 64 * 4));
   calls_.on_open = nullptr;
   calls_.allocate_error = ENOSPC;
-  EXPECT_FALSE(slots_->Allocate(kSlotBytes).ok());
+  EXPECT_FALSE(slots_->Allocate(kSlot).ok());
   EXPECT_EQ(SlotsIn(*slots_), 64U * 4);
 }
 
@@ -341,7 +342,7 @@ TEST_F(SlotFilesTest, LostSlotIsNoRoomUntilItIsFreed) {
 
   slots_->Lose(lost);
 
-  SizeRoom size = slots_->Room({&kSlotBytes, 1}).sizes.front();
+  SizeRoom size = slots_->Room({&kSlot, 1}).sizes.front();
   EXPECT_EQ(size.slots_made, 3u);
   EXPECT_EQ(size.slots_used, 1u);
   slots_->Free(held);
@@ -349,7 +350,7 @@ TEST_F(SlotFilesTest, LostSlotIsNoRoomUntilItIsFreed) {
   slots_->Free(lost);
   EXPECT_EQ(Files(), 0u);
   EXPECT_EQ(SlotsIn(*slots_), 64U * 4);
-  size = slots_->Room({&kSlotBytes, 1}).sizes.front();
+  size = slots_->Room({&kSlot, 1}).sizes.front();
   EXPECT_EQ(size.slots_made, 0u);
 }
 
@@ -361,7 +362,7 @@ TEST_F(SlotFilesTest, SlotFileThatIsBeingDeletedIsRoomForTheNext) {
   calls_.on_unlink = [&] {
     if (other.joinable()) return;
     other = std::jthread([&] {
-      EXPECT_OK(slots_->Allocate(kSlotBytes));
+      EXPECT_OK(slots_->Allocate(kSlot));
       is_answered.Notify();
     });
     // It is refused at once, or waits for us.
