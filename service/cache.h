@@ -229,8 +229,10 @@ class Cache {
     storage::RecordSize size;
     uint64_t segments_before = 0;  // Begun for its size.
   };
-  // The room for all that is promised, and for records of `size`.
+  // The room for all that is promised, and for records of `size`. A tier that takes no records now
+  // has room for those alone that it holds: slots of closed sequences come free when it is well.
   LowerRoom RoomBeside(const storage::RecordSize& size) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  PromisedRecords HeldBelow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPromises(std::string_view name, const Opening& opening) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The lanes' frames, as their offset in the device pool.

@@ -65,6 +65,7 @@ bool Cache::CommitSeal(const CarryPlan& plan, const absl::StatusOr<TierName>& ti
   block.stage = BlockStage::kSealed;
   block.tier = *tier;
   if (*tier == TierName::kHost) in_host_.Push(Queued(plan));
+  if (*tier == TierName::kRocksdb) ++facts.blocks_below;
   --unsealed_;
   ++stats_.blocks_sealed;
   return false;
@@ -92,6 +93,7 @@ bool Cache::CommitMoveDown(const CarryPlan& plan, CarryOutcome outcome) noexcept
   if (outcome == CarryOutcome::kRetry) in_host_.PutBack(Queued(plan));
   if (outcome != CarryOutcome::kMoved) return false;
   facts.blocks[static_cast<size_t>(plan.block)].tier = TierName::kRocksdb;
+  ++facts.blocks_below;
   ++stats_.blocks_moved_down;
   return false;
 }

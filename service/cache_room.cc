@@ -19,10 +19,20 @@ LowerRoom Cache::RoomBeside(const storage::RecordSize& size) const {
   for (const auto& [promised, records] : promised_) sizes.insert(promised);
   if (growth_) sizes.insert(growth_->size);
   LowerRoom room = options_.look_at_room(std::vector(sizes.begin(), sizes.end()));
+  if (!room.below_why.empty()) room.FreezeBelow(HeldBelow());
   if (growth_ && room.sizes.at(growth_->size).segments_begun == growth_->segments_before) {
     room.TakeSegment(growth_->size);  // It is still to come.
   }
   return room;
+}
+
+PromisedRecords Cache::HeldBelow() const {
+  PromisedRecords held;
+  for (const auto& [name, sequence] : sequences_) {
+    held[sequence->facts.model->record_size()] +=
+        static_cast<uint64_t>(sequence->facts.blocks_below);
+  }
+  return held;
 }
 
 bool Cache::BeginSegment(const storage::RecordSize& size) {
@@ -47,7 +57,6 @@ void Cache::EndSegment() noexcept {
 absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening) const {
   const storage::RecordSize size = opening.model->record_size();
   LowerRoom room = RoomBeside(size);
-  if (!room.below_why.empty()) room.FreezeBelow();
   if (room.Fits(promised_, metadata_bytes_ + opening.metadata_bytes)) return absl::OkStatus();
   return Refuse(
       absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
@@ -61,7 +70,6 @@ absl::Status Cache::CheckPromises(std::string_view name, const Opening& opening)
 absl::Status Cache::CheckRoom(const Sequence& facts, const Need& need) const {
   const storage::RecordSize size = facts.model->record_size();
   LowerRoom room = RoomBeside(size);
-  if (!room.below_why.empty()) room.FreezeBelow();
   const uint64_t metadata_bytes = metadata_bytes_ + need.metadata_bytes;
   PromisedRecords promised = promised_;
   promised[size] += static_cast<uint64_t>(need.blocks);

@@ -81,9 +81,12 @@ class Placing {
 
 }  // namespace
 
-void LowerRoom::FreezeBelow() {
+void LowerRoom::FreezeBelow(const PromisedRecords& held) {
   below_bytes = 0;
-  for (auto& [size, room] : sizes) room.slots_made = room.slots_used;
+  for (auto& [size, room] : sizes) {
+    const auto found = held.find(size);
+    room.slots_made = found == held.end() ? 0 : found->second;
+  }
 }
 
 bool LowerRoom::TakeSegment(const storage::RecordSize& size) {

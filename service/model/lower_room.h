@@ -25,7 +25,6 @@ struct LowerRoom {
   struct Size {
     uint64_t host_cost_bytes = 1;  // Of one record in the host tier.
     // In the tier below, as storage::SizeRoom.
-    uint64_t slots_used = 0;
     uint64_t slots_made = 0;
     uint64_t segment_slots = 0;  // 0: no segment can be made.
     uint64_t segment_bytes = 0;
@@ -36,8 +35,8 @@ struct LowerRoom {
   std::map<storage::RecordSize, Size> sizes = {};  // All that it is asked about.
   std::string below_why = "";                      // Why the tier below takes no records now.
 
-  // The tier below takes no more than it holds.
-  void FreezeBelow();
+  // The tier below takes no more than what it holds of the promised records.
+  void FreezeBelow(const PromisedRecords& held);
 
   // A segment for records of `size` is made. False where the bytes for it are not there.
   bool TakeSegment(const storage::RecordSize& size);

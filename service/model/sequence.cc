@@ -96,6 +96,8 @@ void Sequence::CheckInvariants() const {
     EBBTIDE_CHECK((blocks[block].stage != BlockStage::kOpen) == is_complete,
                   "complete blocks are sealing or sealed, others are open");
   }
+  EBBTIDE_CHECK(std::ranges::count(blocks, TierName::kRocksdb, &Block::tier) == blocks_below,
+                "blocks below are counted");
   for (size_t i = 0; i < lanes.size(); ++i) {
     lanes[i].CheckInvariants();
     const Layer& layer = layers[i / static_cast<size_t>(geometry().kv_heads)];

@@ -76,6 +76,7 @@ struct Sequence {
   std::vector<Lane> lanes;  // [layers * kv_heads]
   std::vector<Layer> layers;
   std::vector<Block> blocks;       // [ceil(longest layer / page_tokens)]
+  int32_t blocks_below = 0;        // Those whose tier is kRocksdb.
   std::vector<int64_t> positions;  // [longest layer]; as the first layer's call gave them
   int32_t committed = 0;           // Least length over layers.
   int32_t longest = 0;            // Greatest length over layers, what the lower tiers reserved for.

@@ -308,7 +308,6 @@ LowerRoom Mover::RoomOf(std::span<const storage::RecordSize> sizes) const {
   room.below_bytes = below.free_bytes;
   for (size_t i = 0; i < sizes.size(); ++i) {
     LowerRoom::Size& size = room.sizes[sizes[i]];
-    size.slots_used = below.sizes[i].slots_used;
     size.slots_made = below.sizes[i].slots_made;
     size.segment_slots = below.sizes[i].segment_slots;
     size.segment_bytes = below.sizes[i].segment_bytes;

@@ -4,6 +4,7 @@
 // sequence that is closed meanwhile.
 
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,7 +20,9 @@ namespace ebbtide::service {
 namespace {
 
 using test::CacheStand;
+using test::StatusIs;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr int32_t kPage = 16;
@@ -237,6 +240,30 @@ TEST_F(CacheSegmentsTest, SegmentThatIsBegunIsTakenFromTheRoomOnce) {
   EXPECT_FALSE(Place(3 * kPage).ok());
   cache().EndSegment();
   EXPECT_OK(Place(2 * kPage));
+}
+
+// Their slots are held until they can be erased.
+TEST_F(CacheSegmentsTest, SlotsOfClosedSequencesAreNoRoomWhileTheTierIsIll) {
+  std::string why;
+  stand_.SetRoom([&](std::span<const storage::RecordSize> sizes) {
+    LowerRoom room{.below_why = why};
+    for (const storage::RecordSize& size : sizes) room.sizes[size].slots_made = 4;
+    return room;
+  });
+  stand_.Open("b");
+  stand_.Append("b", 0, 2 * kPage);
+  Seal(TierName::kHost);
+  Seal(TierName::kRocksdb);
+  EXPECT_FALSE(cache().CommitMoveDown(*cache().PlanMoveDown(), CarryOutcome::kMoved));
+  cache().CheckInvariants();
+
+  why = "it does not answer";
+  EXPECT_THAT(Place(1), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(why)));
+  ASSERT_OK(cache().Close("b", "CLOSED").status());
+  EXPECT_THAT(Place(1), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(why)));
+
+  why = "";
+  EXPECT_OK(Place(4 * kPage));
 }
 
 TEST_F(CacheSegmentsTest, OneSegmentIsBegunAtATime) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -66,9 +67,8 @@ TEST(LowerRoomTest, WhatIsMadeForOneSizeIsNotPromisedToAnother) {
 TEST(LowerRoomTest, FrozenTierBelowHoldsWhatItHolds) {
   LowerRoom room = TwoSizes();
   room.sizes[kSmall].slots_made = 8;
-  room.sizes[kSmall].slots_used = 5;
 
-  room.FreezeBelow();
+  room.FreezeBelow({{kSmall, 5}});
 
   EXPECT_EQ(room.RecordsLeft(kSmall, {}, 0), 10 + 5);
   EXPECT_EQ(room.RecordsLeft(kLarge, {}, 0), 3);
@@ -238,14 +238,14 @@ TEST(LowerRoomTest, WhatFitsFindsItsPlaceWhateverComesFirst) {
     for (const auto& [size, of_it] : room.sizes) largest = std::max(largest, of_it.host_cost_bytes);
     uint64_t free = room.host_bytes + largest;
     std::vector<RecordSize> host;
+    std::map<RecordSize, uint64_t> slots_used;
     const auto goes_below = [&](const RecordSize& record_size) {
-      LowerRoom::Size& size = room.sizes.at(record_size);
       LowerRoom after = room;
-      if (size.slots_used == size.slots_made) {
+      if (slots_used[record_size] == room.sizes.at(record_size).slots_made) {
         if (!after.TakeSegment(record_size) || !after.Fits(promised, 0)) return false;
         room = after;
       }
-      ++room.sizes.at(record_size).slots_used;
+      ++slots_used[record_size];
       return true;
     };
     for (const RecordSize& block : blocks) {
