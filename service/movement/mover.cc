@@ -126,19 +126,14 @@ void Mover::ProbeBelow() noexcept {
   CountFailure(Caught([this] { return tiers_.rocksdb->Probe(); }));
 }
 
-// Each block that waits is tried once. Where one finds no room, records of other sizes may: tiers
-// keep those apart.
+// Each block that waits is tried once. Where one finds no room or no memory, records of other sizes
+// may: tiers keep those apart.
 void Mover::SealAll() {
   std::vector<storage::RecordSize> full;
   for (size_t left = cache_.BlocksToSeal(); left > 0; --left) {
     const auto plan = cache_.PlanSeal(full);
     if (!plan.has_value()) return;
-    const absl::Status status = SealOne(*plan);
-    if (absl::IsResourceExhausted(status)) {
-      full.push_back(plan->sequence->model->record_size());
-    } else if (!status.ok()) {
-      return;
-    }
+    if (!SealOne(*plan).ok()) full.push_back(plan->sequence->model->record_size());
   }
 }
 

@@ -3,7 +3,9 @@
 #include "service/movement/mover.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -278,24 +280,46 @@ TEST(MoverTest, FullMediumIsAFaultButABudgetUsedUpIsNone) {
   EXPECT_TRUE(stand.cache().HasUnsealed());
 }
 
-// Tiers keep records of different sizes apart: one that is full for some may take others.
-TEST(MoverTest, BlocksThatFindNoRoomHoldUpNoneOfAnotherSize) {
-  CacheStand stand({.host_blocks = 2, .below_blocks = 10});
-  Geometry larger = test::SmallGeometry();
-  larger.layers = 8;
-  ASSERT_OK(stand.cache().RegisterModel("large", larger, "weights"));
-  const SequenceRef large = stand.Open("large one", 64, 64, "large");
-  const SequenceRef small = stand.Open("small one");
-  for (uint32_t layer = 0; layer < 8; ++layer) {
-    const Ticket ticket = stand.Begin("large one", layer, 0, kPage);
-    stand.Place(ticket);
-    stand.Finish(ticket);
+// A large block waits to be sealed, and a small one behind it.
+class TwoSizesTest : public testing::Test {
+ protected:
+  TwoSizesTest() {
+    Geometry larger = test::SmallGeometry();
+    larger.layers = 8;
+    EXPECT_OK(stand.cache().RegisterModel("large", larger, "weights"));
+    large = stand.Open("large one", 64, 64, "large");
+    small = stand.Open("small one");
+    for (uint32_t layer = 0; layer < 8; ++layer) {
+      const Ticket ticket = stand.Begin("large one", layer, 0, kPage);
+      stand.Place(ticket);
+      stand.Finish(ticket);
+    }
+    stand.Append("small one", 0, kPage);
+    EXPECT_GT(large->model->record_size().bytes, 2 * stand.host_cost());
   }
-  stand.Append("small one", 0, kPage);
-  ASSERT_GT(large->model->geometry.record(0).record_bytes(), 2 * stand.host_cost());
+
+  CacheStand stand{{.host_blocks = 2, .below_blocks = 10}};
+  SequenceRef large;
+  SequenceRef small;
+};
+
+// Tiers keep records of different sizes apart: one that is full for some may take others.
+TEST_F(TwoSizesTest, BlocksThatFindNoRoomHoldUpNoneOfAnotherSize) {
   stand.below().Set({.full = 1});
 
   stand.Carry();  // The host has no room for the large block, and the tier below takes none.
+
+  EXPECT_THAT(Places(stand, large), ElementsAre(TierName::kDevice));
+  EXPECT_THAT(Places(stand, small), ElementsAre(kHost));
+}
+
+TEST_F(TwoSizesTest, BlocksThatThereIsNoMemoryForHoldUpNoneOfAnotherSize) {
+  bool is_first = true;
+  stand.host().Set({.delay = 1, .on_delay = [&] {
+                      if (std::exchange(is_first, false)) throw std::bad_alloc();
+                    }});
+
+  stand.Carry();
 
   EXPECT_THAT(Places(stand, large), ElementsAre(TierName::kDevice));
   EXPECT_THAT(Places(stand, small), ElementsAre(kHost));
