@@ -52,10 +52,12 @@ struct BackgroundWriter::State {
   State(int file, SayDropped say) : fd(file), say_dropped(std::move(say)) {}
 
   void Run();
-  uint64_t WriteBatch(std::string_view lines, uint64_t dropped_after) const;
+  uint64_t WriteBatch(std::string_view lines, uint64_t dropped_after);
+  std::string_view WriteLines(std::string_view lines);
 
   const int fd;
   const SayDropped say_dropped;
+  bool is_within_line = false;  // Of the thread: what the file took last has no end.
   absl::Mutex mu;
   std::string waiting ABSL_GUARDED_BY(mu);
   uint64_t dropped ABSL_GUARDED_BY(mu) = 0;  // After what waits.
@@ -90,15 +92,24 @@ void BackgroundWriter::State::Run() {
 }
 
 // Returns how many lines are still to be told of.
-uint64_t BackgroundWriter::State::WriteBatch(std::string_view lines, uint64_t dropped_after) const {
-  const std::string_view left = WriteAll(fd, lines);
+uint64_t BackgroundWriter::State::WriteBatch(std::string_view lines, uint64_t dropped_after) {
+  const std::string_view left = WriteLines(lines);
   const uint64_t lost = LinesIn(left) + dropped_after;
   if (dropped_after == 0 || !left.empty()) return lost;
   try {
-    return WriteAll(fd, say_dropped(dropped_after)).empty() ? 0 : lost;
+    return WriteLines(say_dropped(dropped_after)).empty() ? 0 : lost;
   } catch (const std::exception&) {
     return lost;  // There is no memory for it now.
   }
+}
+
+// Ends what an error broke off before it goes on; returns what is left unwritten, as WriteAll.
+std::string_view BackgroundWriter::State::WriteLines(std::string_view lines) {
+  if (is_within_line && !WriteAll(fd, "\n").empty()) return lines;
+  const std::string_view left = WriteAll(fd, lines);
+  const std::string_view taken = lines.substr(0, lines.size() - left.size());
+  is_within_line = !taken.empty() && !taken.ends_with('\n');
+  return left;
 }
 
 BackgroundWriter::BackgroundWriter(int fd, SayDropped say_dropped)

@@ -32,7 +32,8 @@ class BackgroundWriter {
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
   // Whole lines, in order. They are dropped where 1 MiB waits already, where there is no memory or
-  // where the file refuses them; the next that are written are preceded by how many were.
+  // where the file refuses them, which may break one off: what is written next begins a line of its
+  // own. How many were dropped is written as soon as the file takes it.
   void Write(std::string_view lines) noexcept;
 
   // Waits until all is written or dropped, at most `patience`; returns whether it is.

@@ -14,7 +14,7 @@ void OpenStandardFiles() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) >= 0) continue;
     // The lowest number that is free is this one.
-    if (::open("/dev/null", O_RDWR) != fd) std::abort();
+    if (::open("/dev/null", O_RDONLY) != fd) std::abort();
   }
 }
 

@@ -7,8 +7,8 @@
 namespace ebbtide {
 
 // Opens /dev/null on each of standard input, output and error that is closed: otherwise the next
-// file that is opened takes its number, and what is printed lands in there. Before any other file
-// is opened.
+// file that is opened takes its number, and what is printed lands in there. What is printed to one
+// that was closed is an error still. Before any other file is opened.
 void OpenStandardFiles();
 
 }  // namespace ebbtide

@@ -5,10 +5,13 @@
 #include "base/background_writer.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
 #include <csignal>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -18,6 +21,8 @@
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+#include "tests/support/temp_folder.h"
 
 namespace ebbtide {
 namespace {
@@ -130,6 +135,31 @@ TEST_F(BackgroundWriterTest, EndDoesNotWaitForAFullPipeForEver) {
     writer.Write("late\n");
   }
   EXPECT_THAT(ReadUntil("late\n"), EndsWith("\nlate\n")) << "and yet it is written";
+}
+
+// A disk that is full, and then is not.
+TEST_F(BackgroundWriterTest, LineThatIsBrokenOffIsEnded) {
+  const test::TempFolder folder;
+  const std::string path = (folder.path() / "log").string();
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {.rlim_cur = 8, .rlim_max = before.rlim_max};
+  {
+    BackgroundWriter writer(file, Dropped);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    writer.Write("one\ntwo three\nfour\n");
+    EXPECT_TRUE(writer.Flush(kLong));
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    writer.Write("five\n");
+  }
+  ::signal(SIGXFSZ, SIG_DFL);
+  ::close(file);
+
+  std::ifstream written(path);
+  const std::string text(std::istreambuf_iterator<char>(written), {});
+  EXPECT_EQ(text, "one\ntwo \nfive\ndropped 2\n");
 }
 
 TEST_F(BackgroundWriterTest, PipeWithoutReaderLosesLinesAndNothingElse) {
