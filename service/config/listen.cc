@@ -5,10 +5,12 @@
 #include <arpa/inet.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <charconv>
 #include <system_error>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 
 namespace ebbtide::service {
@@ -16,6 +18,8 @@ namespace {
 
 constexpr std::string_view kUnix = "unix:";
 constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
+// gRPC reads an endpoint as a URI, and splits it at commas.
+constexpr std::string_view kSocketPathSigns = "-._~!$&'()*+;=:@/";
 
 bool IsLoopback(const std::string& host) {
   if (host == "localhost") {
@@ -39,6 +43,16 @@ absl::StatusOr<ListenConfig> ParseSocket(std::string_view path) {
         absl::StrFormat("the socket's path has %d bytes, over the system's limit of %d; choose a "
                         "shorter one",
                         path.size(), kSocketPathBytesMax));
+  }
+  const auto sign = std::ranges::find_if(path, [](char c) {
+    return !absl::ascii_isalnum(static_cast<unsigned char>(c)) &&
+           kSocketPathSigns.find(c) == std::string_view::npos;
+  });
+  if (sign != path.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("'unix:%s' has '%c', and gRPC could not connect to it; choose a path of "
+                        "letters, digits and %s",
+                        path, *sign, kSocketPathSigns));
   }
   ListenConfig listen;
   listen.socket_path = path;

@@ -125,6 +125,15 @@ absl::Status CheckOwner(const fs::path& folder) {
                    ": point rocksdb.path at a folder of its own"));
 }
 
+// Of the nearest folder that is there: whoever owns it can put another in the place of ours.
+absl::Status CheckParent(fs::path folder) {
+  std::error_code error;
+  do {
+    folder = folder.parent_path();
+  } while (folder.has_relative_path() && !fs::exists(folder, error));
+  return CheckOwner(folder);
+}
+
 absl::StatusOr<int> Lock(const fs::path& folder) {
   const fs::path path = folder / kLockName;
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -214,6 +223,7 @@ absl::StatusOr<bool> ProbeDirectIo(const fs::path& folder, FileCalls& calls) {
 absl::StatusOr<std::unique_ptr<TierFolder>> TierFolder::Take(const fs::path& path,
                                                              FileCalls& calls) {
   std::error_code error;
+  if (!fs::exists(path, error)) EBBTIDE_RETURN_IF_ERROR(CheckParent(path));
   if (fs::create_directories(path, error)) {
     fs::permissions(path, fs::perms::owner_all, error);  // Keys and values are for nobody else.
   }

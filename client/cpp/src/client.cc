@@ -26,6 +26,9 @@ Client::Client(std::shared_ptr<Connection> connection) : connection_(std::move(c
 absl::StatusOr<Client> Client::Connect(std::string_view target, const ClientOptions& options) {
   EBBTIDE_ASSIGN_OR_RETURN(std::string endpoint,
                            ParseTarget(target.empty() ? DefaultTarget() : std::string(target)));
+  if (target.empty()) {
+    EBBTIDE_RETURN_IF_ERROR(WithReason(CheckDefaultTarget(endpoint), kReasonUnreachable));
+  }
   const auto connection = Connection::Open(std::move(endpoint), options);
   v1::GetServerInfoResponse info;
   Attempts attempts = connection->ConnectAttempts();

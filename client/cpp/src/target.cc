@@ -4,15 +4,18 @@
 
 #include "client/cpp/src/target.h"
 
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 
@@ -22,6 +25,9 @@ namespace ebbtide::client {
 namespace {
 
 constexpr std::string_view kUnix = "unix:";
+// gRPC reads a target as a URI, and splits it at commas.
+constexpr std::string_view kPathSigns = "-._~!$&'()*+;=:@/";
+constexpr std::string_view kOwnFolder = "unix:/tmp/ebbtide-";  // And a user's number.
 
 absl::StatusOr<std::string> UnixTarget(std::string_view path) {
   constexpr size_t kPathMax = sizeof(sockaddr_un::sun_path) - 1;
@@ -29,6 +35,17 @@ absl::StatusOr<std::string> UnixTarget(std::string_view path) {
     return absl::InvalidArgumentError(
         absl::StrFormat("endpoint: socket path \"%s\" has %u bytes; 1 to %u are allowed", path,
                         path.size(), kPathMax));
+  }
+  const auto sign = std::ranges::find_if(path, [](char c) {
+    return !absl::ascii_isalnum(static_cast<unsigned char>(c)) &&
+           kPathSigns.find(c) == std::string_view::npos;
+  });
+  if (sign != path.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("endpoint: socket path \"%s\" has '%c', which gRPC can't connect to; "
+                        "letters, digits and %s "
+                        "are allowed",
+                        path, *sign, kPathSigns));
   }
   return std::string(kUnix).append(path);
 }
@@ -62,7 +79,21 @@ std::string DefaultTarget() {
   if (run != nullptr && *run == '/' && std::filesystem::is_directory(run, error)) {
     return absl::StrFormat("unix:%s/ebbtide.sock", run);
   }
-  return absl::StrFormat("unix:/tmp/ebbtide-%u/ebbtide.sock", geteuid());
+  return absl::StrFormat("%s%u/ebbtide.sock", kOwnFolder, geteuid());
+}
+
+absl::Status CheckDefaultTarget(std::string_view target) {
+  if (!target.starts_with(kOwnFolder)) return absl::OkStatus();
+  const std::filesystem::path socket = target.substr(kUnix.size());
+  const std::string folder = socket.parent_path().string();
+  struct stat facts = {};
+  if (lstat(folder.c_str(), &facts) != 0)
+    return absl::OkStatus();  // Connecting says what is wrong.
+  if (facts.st_uid == 0 || facts.st_uid == geteuid()) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrFormat(
+      "%s: the folder belongs to uid %u, who may have put another socket there; this process runs "
+      "as uid %u. Name the endpoint if it is to be trusted, or remove the folder",
+      target, facts.st_uid, geteuid()));
 }
 
 }  // namespace ebbtide::client

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace ebbtide::client {
@@ -14,5 +15,10 @@ namespace ebbtide::client {
 // "unix:PATH", a bare absolute path, or "HOST:PORT" to a gRPC target. Paths may be relative.
 //   kInvalidArgument  anything else; a socket path that the system can't hold
 absl::StatusOr<std::string> ParseTarget(std::string_view text);
+
+// For a target that nobody named. Under /tmp anybody may make a user's folder first, and answer in
+// the daemon's place.
+//   kPermissionDenied  somebody else did
+absl::Status CheckDefaultTarget(std::string_view target);
 
 }  // namespace ebbtide::client

@@ -52,6 +52,15 @@ TEST(ParseTargetTest, RefusesWhatIsNoEndpoint) {
   }
 }
 
+TEST(ParseTargetTest, RefusesASocketPathThatGrpcWouldReadAsAnother) {
+  for (const char* sign : {"%", ",", "?", "#", " ", "\xc3\xbc"}) {
+    EXPECT_THAT(ParseTarget(std::string("unix:/run/a") + sign + ".sock"),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("gRPC can't connect")))
+        << sign;
+  }
+  EXPECT_OK(ParseTarget("unix:/run/a-._~!$&'()*+;=:@/Z9.sock"));
+}
+
 TEST(ParseTargetTest, RefusesASocketPathThatTheSystemCannotHold) {
   EXPECT_THAT(ParseTarget("unix:/" + std::string(107, 'a')),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has 108 bytes; 1 to 107")));
@@ -83,6 +92,20 @@ TEST(DefaultTargetTest, WithoutARunFolderTheUsersOwnUnderTmpIsTaken) {
 
     EXPECT_EQ(DefaultTarget(), "unix:/tmp/ebbtide-" + std::to_string(geteuid()) + "/ebbtide.sock");
   }
+}
+
+TEST(DefaultTargetTest, AFolderUnderTmpThatAnotherUserMadeIsNotTrusted) {
+  if (geteuid() != 0) GTEST_SKIP() << "not run: only root can give a folder to another user";
+  std::string folder = "/tmp/ebbtide-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string target = "unix:" + folder + "/ebbtide.sock";
+
+  EXPECT_OK(CheckDefaultTarget(target));
+  ASSERT_EQ(chown(folder.c_str(), 12345, 12345), 0);
+  EXPECT_THAT(CheckDefaultTarget(target),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("belongs to uid 12345")));
+  ASSERT_EQ(rmdir(folder.c_str()), 0);
+  EXPECT_OK(CheckDefaultTarget(target));
 }
 
 }  // namespace

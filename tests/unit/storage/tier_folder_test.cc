@@ -84,6 +84,25 @@ TEST_F(TierFolderTest, FolderOfAnotherUserIsRefused) {
   EXPECT_THAT(Names(), testing::IsEmpty());
 }
 
+TEST_F(TierFolderTest, NothingIsMadeInAFolderOfAnotherUser) {
+  if (geteuid() != 0) GTEST_SKIP() << "not run: only root can give a folder to another user";
+  constexpr uid_t kOwner = 12345;
+  constexpr uid_t kSelf = 23456;
+  const fs::path parent = path_.parent_path();
+  fs::create_directories(parent);
+  fs::permissions(temp_.path(), fs::perms::all);
+  ASSERT_EQ(chown(parent.c_str(), kOwner, kOwner), 0);
+  fs::permissions(parent, fs::perms::all);
+
+  ASSERT_EQ(seteuid(kSelf), 0);
+  const auto folder = Take();
+  ASSERT_EQ(seteuid(0), 0);
+
+  EXPECT_THAT(folder, StatusIs(absl::StatusCode::kFailedPrecondition,
+                               HasSubstr(parent.string() + " belongs to uid 12345")));
+  EXPECT_FALSE(fs::exists(path_));
+}
+
 TEST_F(TierFolderTest, SecondOwnerIsRefusedWithFolderAndProcess) {
   ASSERT_OK_AND_ASSIGN(auto folder, Take());
 

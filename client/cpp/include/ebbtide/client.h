@@ -48,7 +48,8 @@ std::string DefaultTarget();
 // Thread-safe, movable. Every call has a deadline. A call whose answer was lost is sent again, same
 // arguments, at most `attempts_max` times: each call of the protocol may be repeated. Errors:
 //   kUnavailable       UNREACHABLE: nobody answers; names the endpoint, what stands there, the fix
-//   kPermissionDenied  UNREACHABLE: the socket is closed to this user
+//   kPermissionDenied  UNREACHABLE: the socket is closed to this user, or was not named and lies in
+//                      a folder under /tmp that another user made
 //   kDeadlineExceeded  time ran out; the call may or may not have been carried out, repeat it
 //   kCancelled         a stop was asked for; the call may or may not have been carried out
 //   kAborted           DAEMON_RESTARTED: a sequence of an earlier run of the daemon
