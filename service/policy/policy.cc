@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -135,8 +137,12 @@ absl::StatusOr<PolicySpec> ParsePolicy(std::string_view text) {
                                                 "\" is not known; choose auto, ", NamesOf(kBases)));
   }
   PolicySpec spec{.base = found->second};
+  std::set<std::string> names;
   for (const std::string& argument : base.arguments) {
     EBBTIDE_RETURN_IF_ERROR(SetParameter(argument, &spec));
+    if (const auto [name, is_new] = names.insert(argument.substr(0, argument.find('='))); !is_new) {
+      return Wrong("POLICY_INVALID", absl::StrCat("policy parameter ", *name, " is given twice"));
+    }
   }
   if (plus == std::string_view::npos) return spec;
 

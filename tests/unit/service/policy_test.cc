@@ -33,6 +33,7 @@ TEST(PolicyTest, WrongWordsAreNamed) {
        {std::pair{"snapkw", "snapkw"}, std::pair{"h2o+vnorm", "vnorm"},
         std::pair{"h2o(sinks=-1)", "sinks"}, std::pair{"h2o(window=3)", "window"},
         std::pair{"snapkv(kernel=4)", "odd"}, std::pair{"snapkv(window=3", "parenthesis"},
+        std::pair{"h2o(sinks=1,sinks=9)", "sinks is given twice"},
         std::pair{"keydiff+caote", "keydiff"}, std::pair{"h2o(sinks)", "sinks"}}) {
     EXPECT_THAT(ParsePolicy(text),
                 test::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(named)))
