@@ -120,8 +120,8 @@ absl::Status RocksdbTier::Commit(const BlockKey& key, const SlotPlace& place,
   {
     absl::MutexLock lock(&commit_mu_);
     absl::StatusOr<std::optional<BlockEntry>> found = index_->Get(key);
-    // A damaged entry is replaced too; its slot is lost until the next start.
     if (!found.ok() && !absl::IsDataLoss(found.status())) return found.status();
+    if (!found.ok()) NoteLostSlot(found.status());  // It is replaced all the same.
     EBBTIDE_RETURN_IF_ERROR(Noted(index_->Put(key, place, header_used)));
     if (found.ok()) replaced = *std::move(found);
     if (!replaced) blocks_.fetch_add(1, std::memory_order_relaxed);
@@ -144,6 +144,7 @@ absl::Status RocksdbTier::EraseOne(const BlockKey& key) {
     absl::StatusOr<std::optional<BlockEntry>> found = index_->Get(key);
     if (!found.ok() && !absl::IsDataLoss(found.status())) return found.status();
     if (found.ok() && !found->has_value()) return absl::OkStatus();
+    if (!found.ok()) NoteLostSlot(found.status());
     EBBTIDE_RETURN_IF_ERROR(Noted(index_->Delete(key)));
     if (found.ok()) erased = *std::move(found);
     blocks_.fetch_sub(1, std::memory_order_relaxed);
@@ -159,6 +160,15 @@ absl::Status RocksdbTier::Probe() {
   EBBTIDE_RETURN_IF_ERROR(slots_.Probe());
   absl::MutexLock lock(&commit_mu_);
   return Noted(index_->Delete(kNobodys));
+}
+
+void RocksdbTier::NoteLostSlot(const absl::Status& damage) {
+  if (lost_slots_.fetch_add(1, std::memory_order_relaxed) > 0) return;
+  Log(LogLevel::kWarn,
+      "rocksdb tier: an index entry is damaged, so nobody knows its slot: that takes room until "
+      "the "
+      "daemon is restarted (said once)",
+      {{"folder", folder_->path().string()}, {"why", std::string(damage.message())}});
 }
 
 absl::Status RocksdbTier::Noted(absl::Status status) {
