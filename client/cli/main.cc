@@ -164,7 +164,7 @@ std::string WhatVerb(const CLI::App& app) {
 int ExitOfParser(const CLI::App& app, const CLI::ParseError& error) {
   const bool lacks_one = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
   const std::string what_verb = lacks_one ? WhatVerb(app) : "";
-  if (what_verb.empty()) return app.exit(error) == 0 ? 0 : kExitUsage;
+  if (what_verb.empty()) return app.exit(error) == 0 ? Exit(true) : kExitUsage;
   absl::FPrintF(stderr, "%s\nRun with --help for more information.\n", what_verb);
   return kExitUsage;
 }
