@@ -290,7 +290,8 @@ absl::StatusOr<std::vector<PageBytes>> PlainEngine::ReadPagesOf(const ReadPagesA
 Stats PlainEngine::GetStats() {
   Stats stats = cache_.Counters();
   TierReport device = cache_.DeviceReport();
-  device.place = std::string(parts_.backend.name());
+  device.place = parts_.backend.is_simulated() ? "host memory, simulated device"
+                                               : std::string(parts_.backend.name());
   const TokensByTier tokens = cache_.Tokens();
   device.tokens = tokens.open;
   stats.tiers.push_back(std::move(device));
