@@ -40,9 +40,9 @@ std::vector<double> OutputNorms(std::span<const LaneAnswer> lanes, int m) {
   return norms;
 }
 
-// A call that waits for blocks to find their place below waits so long for a tier that is ill: it
+// A call that waits for blocks to find their place below waits so long for a degraded tier: it
 // is probed each second.
-constexpr absl::Duration kIllPatience = absl::Seconds(3);
+constexpr absl::Duration kDegradedPatience = absl::Seconds(3);
 
 // An answer that is ready at its deadline comes too late: some of the time is for the way back.
 absl::Duration ReadUntil(absl::Duration deadline, absl::Duration now) {
@@ -238,11 +238,12 @@ absl::Status Attention::PlaceBeforeDeadline(Work& work,
     const absl::Status status = cache_.AwaitSlots(work.ticket, victims, until);
     if (status.ok()) break;
     const absl::Duration now = clock_.SinceStart();
-    const std::string ill = tiers_.rocksdb == nullptr ? "" : tiers_.rocksdb->why();
-    if (ill.empty()) below_was_well = now;
-    if (now - below_was_well >= kIllPatience) {
-      return Refuse(absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
-                    absl::StrCat(std::string(status.message()), "; the tier below is ill: ", ill));
+    const std::string why = tiers_.rocksdb == nullptr ? "" : tiers_.rocksdb->why();
+    if (why.empty()) below_was_well = now;
+    if (now - below_was_well >= kDegradedPatience) {
+      return Refuse(
+          absl::StatusCode::kUnavailable, "TIER_UNAVAILABLE",
+          absl::StrCat(std::string(status.message()), "; the tier below is degraded: ", why));
     }
     if (now >= work.call.deadline) return status;
     mover_.Kick();

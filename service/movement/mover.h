@@ -57,7 +57,7 @@ class Mover {
   // Has the carriers seal and move whatever there is to seal and move.
   void Kick() noexcept;
 
-  // Looks whether a tier that is ill is well again: whether there are blocks for it or not, since
+  // Looks whether a degraded tier is well again: whether there are blocks for it or not, since
   // nothing is promised a place there until then.
   void ProbeBelow() noexcept;
 
