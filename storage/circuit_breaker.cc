@@ -24,10 +24,7 @@ absl::Status CircuitBreaker::CheckClosed() const {
 absl::Status CircuitBreaker::Write(std::span<const BlockWrite> blocks) {
   EBBTIDE_RETURN_IF_ERROR(CheckClosed());
   absl::Status status = tier_.Write(blocks);
-  // Within its budget, it is the disk that is full.
-  const bool is_ill = absl::IsUnavailable(status) ||
-                      (absl::IsResourceExhausted(status) && HasRoomFor(blocks.front().record));
-  if (is_ill) Note(&CircuitBreaker::write_failure_, status);
+  if (absl::IsUnavailable(status)) Note(&CircuitBreaker::write_failure_, status);
   return status;
 }
 
@@ -49,15 +46,6 @@ absl::Status CircuitBreaker::Probe() {
   Note(&CircuitBreaker::write_failure_, status);
   if (status.ok()) Note(&CircuitBreaker::read_failure_, status);
   return status;
-}
-
-bool CircuitBreaker::HasRoomFor(std::span<const std::byte> record) const {
-  const absl::StatusOr<RecordHeader> header = ParseHeader(record);
-  if (!header.ok()) return false;
-  const RecordSize record_size = header->geometry.size();
-  const TierRoom room = tier_.Room({&record_size, 1});
-  const SizeRoom& size = room.sizes.front();
-  return size.slots_made > size.slots_used || room.free_bytes >= size.segment_bytes;
 }
 
 void CircuitBreaker::Note(std::string CircuitBreaker::*failure, const absl::Status& status) {

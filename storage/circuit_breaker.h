@@ -38,7 +38,6 @@ class CircuitBreaker final : public Tier {
 
  private:
   absl::Status CheckClosed() const ABSL_LOCKS_EXCLUDED(mu_);
-  bool HasRoomFor(std::span<const std::byte> record) const;
   void Note(std::string CircuitBreaker::*failure, const absl::Status& status)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -79,7 +79,8 @@ class Tier {
   //   kInvalidArgument     not a block record, or its identity is not the key's
   //   kFailedPrecondition  it may begin no segment, and needs one
   //   kResourceExhausted   the tier is at its budget; demote or evict first
-  //   kUnavailable         the medium did not answer; the caller may retry
+  //   kUnavailable         the medium did not answer, or is full within the budget; the caller may
+  //                        retry
   virtual absl::Status Write(std::span<const BlockWrite> blocks) = 0;
 
   // Fills `into` of every page held, checks it, and sets its `state`. Corrupt pages are counted.
@@ -95,11 +96,12 @@ class Tier {
   virtual BlockPin Pin(const BlockKey& key) = 0;
 
   // Forgets `keys`; keys not held are ignored. Pinned bytes go when the last pin does.
-  //   kUnavailable        the medium did not answer; the caller may retry
+  //   kUnavailable  as Write
   virtual absl::Status Erase(std::span<const BlockKey> keys) = 0;
 
-  // Is the medium well? Tries, with a scratch of its own, what a write and a read need of it.
-  //   kResourceExhausted, kUnavailable  as Write, whatever the budget leaves
+  // Is the medium well? Tries, with a scratch of its own and as far as the budget leaves one, what
+  // a write and a read need of it.
+  //   kUnavailable  as Write
   virtual absl::Status Probe() = 0;
 
   virtual TierUsage Usage() const = 0;

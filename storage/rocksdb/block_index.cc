@@ -142,6 +142,8 @@ absl::StatusOr<std::optional<BlockEntry>> BlockIndex::Get(const BlockKey& key) c
   const rocksdb::Status status =
       db->Get(IndexReadOptions(), db->DefaultColumnFamily(), SliceOf(key_bytes), &value);
   if (status.IsNotFound()) return std::nullopt;
+  if (status.IsCorruption())
+    return absl::DataLossError(Error("get", status).message());  // Its block's, not the disk's.
   if (!status.ok()) return Error("get", status);
   if (value.size() < sizeof(SlotPlace)) {
     return absl::DataLossError(absl::StrCat("rocksdb tier: ", folder_.string(),
@@ -168,11 +170,8 @@ uint64_t BlockIndex::EntryCostBytes(uint64_t header_used_bytes) {
 }
 
 absl::Status BlockIndex::Error(const char* call, const rocksdb::Status& status) const {
-  const std::string message =
-      absl::StrCat("rocksdb tier: ", folder_.string(), ": index ", call, ": ", status.ToString());
-  if (status.IsNoSpace()) return absl::ResourceExhaustedError(message);
-  if (status.IsCorruption()) return absl::DataLossError(message);
-  return absl::UnavailableError(message);
+  return absl::UnavailableError(
+      absl::StrCat("rocksdb tier: ", folder_.string(), ": index ", call, ": ", status.ToString()));
 }
 
 }  // namespace ebbtide::storage

@@ -45,8 +45,7 @@ class BlockIndex {
   BlockIndex(const BlockIndex&) = delete;
   BlockIndex& operator=(const BlockIndex&) = delete;
 
-  //   kResourceExhausted  the disk is full
-  //   kUnavailable        the disk did not answer
+  //   kUnavailable  the disk did not answer, or is full
   absl::Status Put(const BlockKey& key, const SlotPlace& place,
                    std::span<const std::byte> header_used);
 
@@ -55,12 +54,12 @@ class BlockIndex {
   //   kUnavailable  the disk did not answer
   absl::StatusOr<std::optional<BlockEntry>> Get(const BlockKey& key) const;
 
-  //   kResourceExhausted, kUnavailable  as Put
+  //   kUnavailable  as Put
   absl::Status Delete(const BlockKey& key);
 
   // After a failed Put or Delete RocksDB may refuse all further ones, for good. This copies what is
   // held into a new database and goes on with that one; look-ups go on meanwhile.
-  //   kResourceExhausted, kUnavailable  the fault is still there, nothing has changed
+  //   kUnavailable  the fault is still there, nothing has changed
   absl::Status Rebuild() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Bytes of disk that an entry with a header of `header_used_bytes` may take, garbage included.

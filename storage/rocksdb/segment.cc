@@ -19,10 +19,8 @@ namespace ebbtide::storage {
 namespace {
 
 absl::Status FileError(const std::string& path, const char* call, int error) {
-  const std::string message =
-      absl::StrCat("rocksdb tier: ", path, ": ", call, ": ", std::strerror(error));
-  const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  return is_full ? absl::ResourceExhaustedError(message) : absl::UnavailableError(message);
+  return absl::UnavailableError(
+      absl::StrCat("rocksdb tier: ", path, ": ", call, ": ", std::strerror(error)));
 }
 
 bool IsAligned(const std::byte* memory) {
@@ -71,7 +69,7 @@ absl::Status Segment::Delete() {
     // In a folder that is another's by now, a file of this name is another's too.
     EBBTIDE_RETURN_IF_ERROR(folder_.CheckOwned());
     if (calls_.Unlink(path_.c_str()) != 0 && errno != ENOENT)
-      return absl::UnavailableError(FileError(path_, "cannot delete", errno).message());
+      return FileError(path_, "cannot delete", errno);
   }
   is_deleted_ = true;
   return absl::OkStatus();

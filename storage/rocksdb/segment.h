@@ -38,8 +38,7 @@ struct SegmentShape {
 class Segment {
  public:
   // `folder`, `calls` and `buffers` outlive the segment. What a failed call made is deleted again.
-  //   kResourceExhausted  the disk has no room for it
-  //   kUnavailable        the file cannot be made
+  //   kUnavailable  the file cannot be made, or the disk has no room for it
   static absl::StatusOr<std::shared_ptr<Segment>> Create(const TierFolder& folder,
                                                          const SegmentShape& shape,
                                                          FileCalls& calls, IoBuffers& buffers);
@@ -55,7 +54,7 @@ class Segment {
 
   // Fills slot `slot` with `record`, as long as a slot. Straight from the caller's memory where
   // that lies on 4 KiB.
-  //   kResourceExhausted, kUnavailable  as the disk answers; the slot holds garbage
+  //   kUnavailable  the disk did not take it; the slot holds garbage
   absl::Status Write(uint32_t slot, std::span<const std::byte> record);
 
   // Reads from `offset` of slot `slot`; offset, length and memory are multiples of 4096. The number

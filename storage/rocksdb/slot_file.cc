@@ -215,18 +215,20 @@ absl::Status SlotFiles::DeleteLeftOver() {
 
 absl::Status SlotFiles::Probe() {
   EBBTIDE_RETURN_IF_ERROR(DeleteLeftOver());
-  const std::optional<SlotSize> size = SizeToProbe();
-  if (!size) return absl::OkStatus();  // There is nothing that could be written.
-  EBBTIDE_ASSIGN_OR_RETURN(const SlotPlace place, Allocate(*size));
-  const absl::Status status = WriteAndRead(*Find(place.segment), place.slot);
-  Free(place);
+  constexpr SlotSize kLeast = {.bytes = kRecordAlignment};  // No entry is made of it.
+  absl::StatusOr<SlotPlace> place = Allocate(kLeast);
+  if (absl::IsResourceExhausted(place.status())) {
+    place = Allocate(FreeSlotSize().value_or(kLeast), /*may_begin_segment=*/false);
+    if (absl::IsFailedPrecondition(place.status())) return absl::OkStatus();
+  }
+  EBBTIDE_RETURN_IF_ERROR(place.status());
+  const absl::Status status = WriteAndRead(*Find(place->segment), place->slot);
+  Free(*place);
   EBBTIDE_RETURN_IF_ERROR(status);
   return DeleteLeftOver();
 }
 
-std::optional<SlotSize> SlotFiles::SizeToProbe() const {
-  constexpr SlotSize kLeast = {.bytes = kRecordAlignment};  // No entry is made of it.
-  if (options_.budget.free_bytes() >= ChargeBytes(ShapeFor(kLeast))) return kLeast;
+std::optional<SlotSize> SlotFiles::FreeSlotSize() const {
   absl::MutexLock lock(&mu_);
   for (const auto& [size, size_class] : classes_) {
     if (size_class.free_slots > 0) return size;

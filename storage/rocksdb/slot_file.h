@@ -64,8 +64,8 @@ class SlotFiles {
 
   // A slot of `size`, in a new segment where none has room.
   //   kFailedPrecondition  it may begin no segment, and needs one
-  //   kResourceExhausted   a new segment passes the budget, or the disk is full
-  //   kUnavailable         the disk did not answer
+  //   kResourceExhausted   a new segment passes the budget
+  //   kUnavailable         the disk did not answer, or is full
   absl::StatusOr<SlotPlace> Allocate(const SlotSize& size, bool may_begin_segment = true)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -87,7 +87,8 @@ class SlotFiles {
   absl::Status DeleteLeftOver() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Takes a slot, in a segment of its own where the budget leaves one, writes, reads and frees it.
-  //   as Allocate, and kUnavailable where it reads other bytes
+  // Where others hold all of the budget there is nothing to try.
+  //   kUnavailable  as Allocate, and where it reads other bytes
   absl::Status Probe() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -137,8 +138,7 @@ class SlotFiles {
       ABSL_LOCKS_EXCLUDED(mu_);
   void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteAndRead(Segment& segment, uint32_t slot);
-  // Of a slot that could be had now; none where all are in use and the budget is too.
-  std::optional<SlotSize> SizeToProbe() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<SlotSize> FreeSlotSize() const ABSL_LOCKS_EXCLUDED(mu_);  // Of a slot free now.
 
   // fixed after construction
   const TierFolder& folder_;

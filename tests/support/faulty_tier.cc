@@ -55,10 +55,6 @@ absl::Status FaultyTier::Erase(std::span<const BlockKey> keys) {
 
 absl::Status FaultyTier::Probe() {
   EBBTIDE_RETURN_IF_ERROR(BeforeCall("probe"));
-  {
-    absl::MutexLock lock(&mu_);
-    if (Draw(faults_.full)) return absl::ResourceExhaustedError("faulty tier: full");
-  }
   return tier_.Probe();
 }
 

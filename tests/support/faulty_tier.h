@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any tier with seeded faults: refusals, a full medium, delays, torn and flipped bytes. The same
+// Any tier with seeded faults: refusals, a budget used up, delays, torn and flipped bytes. The same
 // seed and the same calls give the same faults.
 
 #pragma once
@@ -24,7 +24,7 @@ namespace ebbtide::test {
 // flipped).
 struct Faults {
   double refuse = 0;   // kUnavailable before anything is done: Write, Read, Erase and Probe.
-  double full = 0;     // Write and Probe answer kResourceExhausted before anything is done.
+  double full = 0;     // kResourceExhausted, as over budget, before anything is done: Write.
   double delay = 0;    // `on_delay` runs first.
   double torn = 0;     // A written record's bytes past some point in its pages are zeros.
   double flipped = 0;  // One bit of a written record's pages is the other one.

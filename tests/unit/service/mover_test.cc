@@ -263,15 +263,10 @@ TEST(MoverTest, FailingTierBelowIsDegradedUntilItTakesABlock) {
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost));  // The oldest is still first.
 }
 
-TEST(MoverTest, FullMediumIsAFaultButABudgetUsedUpIsNone) {
+TEST(MoverTest, ABudgetUsedUpIsNoFault) {
   CacheStand stand({.host_blocks = 1, .below_blocks = 1});
   const SequenceRef sequence = stand.Open("a");
-  stand.Append("a", 0, 2 * kPage);
-  stand.below().Set({.full = 1});
-  stand.Carry();
-  EXPECT_EQ(stand.tiers().rocksdb->why(), "faulty tier: full");
-  stand.below().Set({});
-  stand.Append("a", 2 * kPage, kPage);
+  stand.Append("a", 0, 3 * kPage);
 
   stand.Carry();
 

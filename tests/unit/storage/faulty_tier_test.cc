@@ -73,6 +73,7 @@ TEST_F(FaultyTierTest, FullRefusesWritesAlone) {
 
   EXPECT_THAT(Write(faulty_, 0), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_OK(faulty_.Read({}, absl::InfiniteDuration()));
+  EXPECT_OK(faulty_.Probe());
 }
 
 TEST_F(FaultyTierTest, DelayRunsBeforeTheCall) {

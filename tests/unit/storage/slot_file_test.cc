@@ -126,6 +126,17 @@ TEST_F(SlotFilesTest, ProbeTriesAllThatAWriteNeeds) {
   }
 }
 
+TEST_F(SlotFilesTest, ProbeTriesASlotThatIsThereWhereTheBudgetLeavesNoOther) {
+  Take();
+  ASSERT_TRUE(budget_.TryCharge(budget_.free_bytes()));
+  calls_.write_error = EIO;
+
+  EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
+
+  for (int i = 1; i < 4; ++i) Take();  // None is there any more, and that is no fault.
+  EXPECT_OK(slots_->Probe());
+}
+
 TEST_F(SlotFilesTest, SegmentIsMadeOnNeedAndDeletedWhenEmpty) {
   EXPECT_EQ(Files(), 0u);
   std::vector<SlotPlace> places;
@@ -179,7 +190,7 @@ TEST_F(SlotFilesTest, FullDiskIsNamedAndLeavesNothing) {
   calls_.allocate_error = ENOSPC;
 
   EXPECT_THAT(slots_->Allocate(kSlot),
-              StatusIs(absl::StatusCode::kResourceExhausted,
+              StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr(temp_.path().string()), HasSubstr("No space left"))));
   EXPECT_EQ(Files(), 0u);
   EXPECT_EQ(budget_.used_bytes(), 0u);
