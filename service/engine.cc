@@ -101,7 +101,7 @@ class PlainEngine final : public Engine {
         staging_charge_(std::move(staging)),
         below_(parts.rocksdb == nullptr
                    ? std::nullopt
-                   : std::make_optional<storage::CircuitBreaker>(*parts.rocksdb)),
+                   : std::make_optional<storage::CircuitBreaker>(*parts.rocksdb, parts.clock)),
         tiers_{.host = parts.host,
                .host_budget = parts.host_budget,
                .staging_bytes = staging_charge_.bytes(),
@@ -309,7 +309,7 @@ Stats PlainEngine::GetStats() {
                          .place = "host memory"});
   if (!below_.has_value()) return stats;
   const storage::TierUsage below = below_->Usage();
-  const std::string degraded = below_->why();
+  const std::string degraded = below_->why_degraded();
   stats.tiers.push_back({.tier = TierName::kRocksdb,
                          .budget_bytes = below.budget_bytes,
                          .used_bytes = below.used_bytes,

@@ -2,68 +2,108 @@
 
 #include "storage/circuit_breaker.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 #include "base/log.h"
 #include "base/status_macros.h"
 
 namespace ebbtide::storage {
+namespace {
 
-std::string CircuitBreaker::why() const {
+constexpr absl::Duration kQuietTime = absl::Minutes(1);
+
+}  // namespace
+
+std::string CircuitBreaker::why_no_writes() const {
   const absl::MutexLock lock(&mu_);
-  return write_failure_.empty() ? read_failure_ : write_failure_;
+  return is_open_ ? writes_.last : "";
+}
+
+std::string CircuitBreaker::why_degraded() const {
+  const absl::Duration now = clock_.SinceStart();
+  const absl::MutexLock lock(&mu_);
+  if (is_open_) return writes_.last;
+  return now - reads_.at < kQuietTime ? reads_.last : "";
 }
 
 absl::Status CircuitBreaker::CheckClosed() const {
-  const absl::MutexLock lock(&mu_);
-  if (write_failure_.empty()) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat(write_failure_, "; nothing is written until it is well again"));
+  const std::string why = why_no_writes();
+  if (why.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(why, "; nothing is written until it is well again"));
 }
 
 absl::Status CircuitBreaker::Write(std::span<const BlockWrite> blocks) {
   EBBTIDE_RETURN_IF_ERROR(CheckClosed());
   absl::Status status = tier_.Write(blocks);
-  if (absl::IsUnavailable(status)) Note(&CircuitBreaker::write_failure_, status);
+  if (absl::IsUnavailable(status)) Open(status);
   return status;
 }
 
 absl::Status CircuitBreaker::Read(std::span<PageRead> pages, absl::Duration patience) {
   absl::Status status = tier_.Read(pages, patience);
-  if (status.ok() || absl::IsUnavailable(status)) Note(&CircuitBreaker::read_failure_, status);
+  if (absl::IsUnavailable(status)) NoteRead(status);
   return status;
 }
 
 absl::Status CircuitBreaker::Erase(std::span<const BlockKey> keys) {
   EBBTIDE_RETURN_IF_ERROR(CheckClosed());
   absl::Status status = tier_.Erase(keys);
-  if (absl::IsUnavailable(status)) Note(&CircuitBreaker::write_failure_, status);
+  if (absl::IsUnavailable(status)) Open(status);
   return status;
 }
 
 absl::Status CircuitBreaker::Probe() {
   absl::Status status = tier_.Probe();
-  Note(&CircuitBreaker::write_failure_, status);
-  if (status.ok()) Note(&CircuitBreaker::read_failure_, status);
+  if (status.ok()) {
+    Close();
+  } else {
+    Open(status);
+  }
   return status;
 }
 
-void CircuitBreaker::Note(std::string CircuitBreaker::*failure, const absl::Status& status) {
-  bool was_well = false;
-  bool is_well = false;
+void CircuitBreaker::Open(const absl::Status& failure) {
+  uint64_t failures = 0;
   {
     const absl::MutexLock lock(&mu_);
-    was_well = write_failure_.empty() && read_failure_.empty();
-    if (status.ok() && was_well) return;  // As nearly always.
-    this->*failure = status.ok() ? std::string() : std::string(status.message());
-    is_well = write_failure_.empty() && read_failure_.empty();
+    is_open_ = true;
+    failures = Count(failure, writes_);
+    if (failures == 0) return;
+    is_told_ = true;
   }
-  if (was_well && !is_well) {
-    Log(LogLevel::kWarn, "tier is degraded",
-        {{"tier", name()}, {"why", std::string(status.message())}});
-  } else if (!was_well && is_well) {
-    Log(LogLevel::kInfo, "tier is well again", {{"tier", name()}});
+  Log(LogLevel::kWarn, "tier is degraded",
+      {{"tier", name()}, {"why", std::string(failure.message())}, {"failures", failures}});
+}
+
+void CircuitBreaker::Close() {
+  {
+    const absl::MutexLock lock(&mu_);
+    is_open_ = false;
+    if (!std::exchange(is_told_, false)) return;
   }
+  Log(LogLevel::kInfo, "tier is well again", {{"tier", name()}});
+}
+
+void CircuitBreaker::NoteRead(const absl::Status& failure) {
+  uint64_t failures = 0;
+  {
+    const absl::MutexLock lock(&mu_);
+    failures = Count(failure, reads_);
+    if (failures == 0) return;
+  }
+  Log(LogLevel::kWarn, "tier does not read what it holds",
+      {{"tier", name()}, {"why", std::string(failure.message())}, {"failures", failures}});
+}
+
+uint64_t CircuitBreaker::Count(const absl::Status& failure, Failures& failures) {
+  failures.last = std::string(failure.message());
+  failures.at = clock_.SinceStart();
+  ++failures.unlogged;
+  if (failures.at - failures.logged < kQuietTime) return 0;
+  failures.logged = failures.at;
+  return std::exchange(failures.unlogged, 0);
 }
 
 }  // namespace ebbtide::storage

@@ -238,7 +238,7 @@ absl::Status Attention::PlaceBeforeDeadline(Work& work,
     const absl::Status status = cache_.AwaitSlots(work.ticket, victims, until);
     if (status.ok()) break;
     const absl::Duration now = clock_.SinceStart();
-    const std::string why = tiers_.rocksdb == nullptr ? "" : tiers_.rocksdb->why();
+    const std::string why = tiers_.rocksdb == nullptr ? "" : tiers_.rocksdb->why_no_writes();
     if (why.empty()) below_was_well = now;
     if (now - below_was_well >= kDegradedPatience) {
       return Refuse(

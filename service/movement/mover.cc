@@ -115,14 +115,14 @@ void Mover::Carry() noexcept {
 void Mover::CarryAll() {
   SettleOwed();
   SealAll();
-  if (tiers_.rocksdb == nullptr || !tiers_.rocksdb->why().empty()) return;
+  if (tiers_.rocksdb == nullptr || !tiers_.rocksdb->why_no_writes().empty()) return;
   if (!IsOver(tiers_.host_budget, kDemoteAbovePercent)) return;
   while (IsOver(tiers_.host_budget, kDemoteUntilPercent) && MoveOneDown()) {
   }
 }
 
 void Mover::ProbeBelow() noexcept {
-  if (tiers_.rocksdb == nullptr || tiers_.rocksdb->why().empty()) return;
+  if (tiers_.rocksdb == nullptr || tiers_.rocksdb->why_no_writes().empty()) return;
   CountFailure(Caught([this] { return tiers_.rocksdb->Probe(); }));
 }
 
@@ -298,7 +298,7 @@ LowerRoom Mover::RoomOf(std::span<const storage::RecordSize> sizes) const {
   room.host_bytes = limit - std::min(limit, tiers_.staging_bytes + largest_cost);
   if (tiers_.rocksdb == nullptr) return room;
 
-  room.below_why = tiers_.rocksdb->why();
+  room.below_why = tiers_.rocksdb->why_no_writes();
   const storage::TierRoom below = tiers_.rocksdb->Room(sizes);
   room.below_bytes = below.free_bytes;
   for (size_t i = 0; i < sizes.size(); ++i) {

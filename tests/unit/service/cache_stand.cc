@@ -50,7 +50,7 @@ CacheStand::CacheStand(const CacheSetup& setup)
       below_tier_(MakeTier(below_budget_)),
       host_(*host_tier_, 1),
       below_(*below_tier_, 2),
-      breaker_(below_),
+      breaker_(below_, clock_),
       tiers_{.host = host_,
              .host_budget = host_budget_,
              .rocksdb = setup.below_blocks > 0 ? &breaker_ : nullptr},

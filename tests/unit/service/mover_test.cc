@@ -249,18 +249,36 @@ TEST(MoverTest, FailingTierBelowIsDegradedUntilItTakesABlock) {
   CacheStand stand({.host_blocks = 2, .below_blocks = 10});
   const SequenceRef sequence = stand.Open("a");
   stand.Append("a", 0, 2 * kPage);
-  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why_no_writes(), "");
 
   stand.below().Set({.refuse = 1});
   stand.Carry();
 
-  EXPECT_EQ(stand.tiers().rocksdb->why(), "faulty tier: write refused");
+  EXPECT_EQ(stand.tiers().rocksdb->why_no_writes(), "faulty tier: write refused");
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kHost, kHost));
   EXPECT_TRUE(IsHeld(stand.host(), sequence->facts.key(0)));
   stand.below().Set({});
   stand.Carry();
-  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why_no_writes(), "");
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost));  // The oldest is still first.
+}
+
+// A bad sector is no reason to take no more blocks.
+TEST(MoverTest, AReadThatFailsBelowHoldsUpNoBlock) {
+  CacheStand stand({.host_blocks = 2, .below_blocks = 10});
+  const SequenceRef sequence = stand.Open("a");
+  stand.Append("a", 0, 2 * kPage);
+  stand.below().Set({.refuse = 1});
+  ASSERT_FALSE(stand.tiers().rocksdb->Read({}, absl::InfiniteDuration()).ok());
+  stand.below().Set({});
+  ASSERT_NE(stand.tiers().rocksdb->why_degraded(), "");
+
+  stand.mover().Kick();
+  stand.carriers().RunAll();
+
+  EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost));
+  const storage::RecordSize size = sequence->model->record_size();
+  EXPECT_EQ(stand.mover().RoomOf({&size, 1}).below_why, "");
 }
 
 TEST(MoverTest, ABudgetUsedUpIsNoFault) {
@@ -270,7 +288,7 @@ TEST(MoverTest, ABudgetUsedUpIsNoFault) {
 
   stand.Carry();
 
-  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why_no_writes(), "");
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kBelow, kHost, TierName::kDevice));
   EXPECT_TRUE(stand.cache().HasUnsealed());
 }
@@ -332,7 +350,7 @@ TEST(MoverTest, BlockThatTheHostTierLostHoldsUpNoOther) {
   stand.Carry();
 
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kHost, kBelow, kHost));  // Named where it was.
-  EXPECT_EQ(stand.tiers().rocksdb->why(), "");
+  EXPECT_EQ(stand.tiers().rocksdb->why_no_writes(), "");
 }
 
 TEST(MoverTest, RecordWithADamagedHeaderStaysNamedWhereItIs) {
@@ -348,7 +366,7 @@ TEST(MoverTest, RecordWithADamagedHeaderStaysNamedWhereItIs) {
   stand.Carry();
 
   EXPECT_THAT(Places(stand, sequence), ElementsAre(kHost, kBelow, kBelow));
-  EXPECT_EQ(stand.tiers().rocksdb->why(), "");  // The tier below is well.
+  EXPECT_EQ(stand.tiers().rocksdb->why_no_writes(), "");  // The tier below is well.
 }
 
 // --- erasing and giving back
