@@ -16,8 +16,6 @@
 namespace ebbtide::storage {
 namespace {
 
-constexpr size_t kQueueLimit = 256;
-
 // Bytes of several callers' spans, one after the other, left as they are until they are filled.
 std::unique_ptr<std::byte[]> MakeBytes(size_t bytes) {
   return std::make_unique_for_overwrite<std::byte[]>(bytes);
@@ -26,72 +24,98 @@ std::unique_ptr<std::byte[]> MakeBytes(size_t bytes) {
 }  // namespace
 
 struct PatientTier::Call {
-  absl::Duration begun;
+  Job job;
+  absl::Duration begun = absl::InfiniteDuration();
   absl::Status status = absl::OkStatus();
   std::exception_ptr thrown = nullptr;
   bool is_done = false;
   bool is_left = false;
-  bool is_stuck = false;  // Its caller waited for the whole limit.
 };
 
-PatientTier::PatientTier(std::unique_ptr<Tier> tier, const Patience& patience)
+PatientTier::PatientTier(std::unique_ptr<Tier> tier, const Patience& patience, Clock& clock)
     : tier_(std::move(tier)),
       limit_(patience.limit),
-      threads_(MakeThreadExecutor(tier_->name(), patience.threads, kQueueLimit)) {}
+      clock_(clock),
+      threads_(MakeThreadExecutor(tier_->name(), patience.threads,
+                                  static_cast<size_t>(patience.threads))) {
+  for (int i = 0; i < patience.threads; ++i)
+    EBBTIDE_CHECK(threads_->Submit("calls", [this] { Work(); }).ok(), "the queue holds them all");
+}
+
+PatientTier::~PatientTier() {
+  const absl::MutexLock lock(&mu_);
+  is_ending_ = true;
+}
+
+bool PatientTier::HasWork() const {
+  return is_ending_ || !changes_.empty() || !reads_.empty();
+}
 
 bool PatientTier::IsStuck() const {
   const absl::Duration now = clock_.SinceStart();
-  return std::ranges::any_of(
-      left_, [&](const auto& call) { return call->is_stuck || now - call->begun >= limit_; });
+  return std::ranges::any_of(running_,
+                             [&](const auto& call) { return now - call->begun >= limit_; });
 }
 
-void PatientTier::Run(Call& call, const std::function<absl::Status()>& work) {
-  absl::Status status;
-  std::exception_ptr thrown;
-  try {
-    status = work();
-  } catch (...) {
-    thrown = std::current_exception();
+void PatientTier::Work() {
+  for (;;) {
+    Calls::iterator call;
+    {
+      const absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(this, &PatientTier::HasWork));
+      if (is_ending_) return;
+      Calls& waiting = changes_.empty() ? reads_ : changes_;
+      call = waiting.begin();
+      running_.splice(running_.end(), waiting, call);
+      (*call)->begun = clock_.SinceStart();
+    }
+    absl::Status status;
+    std::exception_ptr thrown;
+    try {
+      status = (*call)->job.work();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    Calls done;  // Its memory goes after the lock.
+    const absl::MutexLock lock(&mu_);
+    (*call)->status = std::move(status);
+    (*call)->thrown = std::move(thrown);
+    (*call)->is_done = true;
+    done.splice(done.end(), running_, call);
   }
-  const absl::MutexLock lock(&mu_);
-  call.status = std::move(status);
-  call.thrown = std::move(thrown);
-  call.is_done = true;
-  if (call.is_left) left_.remove_if([&](const auto& left) { return left.get() == &call; });
 }
 
 absl::Status PatientTier::Wait(Job job) {
-  const auto call = std::make_shared<Call>(Call{.begun = clock_.SinceStart()});
   const absl::Duration patience = std::min(job.patience, limit_);
+  const absl::Duration until = clock_.SinceStart() + patience;
+  const auto call = std::make_shared<Call>(Call{.job = std::move(job)});
+  const std::string what(call->job.what);
+  const bool is_read = call->job.access == Access::kReads;
   const absl::MutexLock lock(&mu_);
-  const std::vector<std::shared_ptr<Call>> before(left_.begin(), left_.end());
-  const auto may_go = [&] {
-    return job.access == Access::kReads ||
-           std::ranges::all_of(before, [](const auto& each) { return each->is_done; });
+  const auto overtakes_nothing = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return is_read || std::ranges::none_of(running_, [](const auto& each) {
+             return each->is_left && each->job.access == Access::kChanges;
+           });
   };
-  if (IsStuck() || !mu_.AwaitWithTimeout(absl::Condition(&may_go), patience)) {
-    return absl::UnavailableError(absl::StrCat(
-        std::string(name()), " tier: ", left_.size(), " earlier calls have not come back within ",
-        absl::FormatDuration(limit_), "; ", std::string(job.what),
-        " waits until the medium answers again: see to its disk"));
+  if (IsStuck() || !mu_.AwaitWithTimeout(absl::Condition(&overtakes_nothing), patience)) {
+    const auto left =
+        std::ranges::count_if(running_, [](const auto& each) { return each->is_left; });
+    return absl::UnavailableError(
+        absl::StrCat(std::string(name()), " tier: ", left,
+                     " earlier calls have not come back within ", absl::FormatDuration(limit_),
+                     "; ", what, " waits until the medium answers again: see to its disk"));
   }
-  if (const absl::Status queued = threads_->Submit(
-          job.what, [this, call, work = std::move(job.work)] { Run(*call, work); });
-      !queued.ok()) {
-    return absl::UnavailableError(queued.message());
-  }
-  const absl::Duration rest = patience - (clock_.SinceStart() - call->begun);
-  if (mu_.AwaitWithTimeout(absl::Condition(&call->is_done), rest)) {
+  Calls& waiting = is_read ? reads_ : changes_;
+  waiting.push_back(call);
+  if (mu_.AwaitWithTimeout(absl::Condition(&call->is_done), until - clock_.SinceStart())) {
     if (call->thrown != nullptr) std::rethrow_exception(call->thrown);
     return std::move(call->status);
   }
   call->is_left = true;
-  call->is_stuck = job.patience >= limit_;
-  left_.push_back(call);
-  const std::string message =
-      absl::StrCat(std::string(name()), " tier: no answer to a ", std::string(job.what), " within ",
-                   absl::FormatDuration(patience));
-  if (!call->is_stuck) return absl::DeadlineExceededError(message);
+  waiting.remove(call);  // Unless it runs.
+  const std::string message = absl::StrCat(std::string(name()), " tier: no answer to a ", what,
+                                           " within ", absl::FormatDuration(patience));
+  if (call->job.patience < limit_) return absl::DeadlineExceededError(message);
   return absl::UnavailableError(message + "; see to its disk");
 }
 
@@ -124,16 +148,16 @@ absl::Status PatientTier::Read(std::span<PageRead> pages, absl::Duration patienc
   };
   const auto copy = std::make_shared<Copy>();
   copy->pages.assign(pages.begin(), pages.end());
-  size_t bytes = 0;
-  for (const PageRead& page : pages) bytes += page.into.size();
-  copy->bytes = MakeBytes(bytes);
-  std::byte* into = copy->bytes.get();
-  for (PageRead& page : copy->pages) {
-    page.into = {into, page.into.size()};
-    into += page.into.size();
-  }
   EBBTIDE_RETURN_IF_ERROR(
       Wait({.what = "read", .access = Access::kReads, .patience = patience, .work = [this, copy] {
+              size_t bytes = 0;  // Taken now: what waits for its turn holds none.
+              for (const PageRead& page : copy->pages) bytes += page.into.size();
+              copy->bytes = MakeBytes(bytes);
+              std::byte* into = copy->bytes.get();
+              for (PageRead& page : copy->pages) {
+                page.into = {into, page.into.size()};
+                into += page.into.size();
+              }
               return tier_->Read(copy->pages, limit_);
             }}));
   for (size_t i = 0; i < pages.size(); ++i) {

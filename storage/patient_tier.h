@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A tier on a medium that may never answer (a hung disk, a stale mount), behind callers who must
-// not hang with it: each call waits for a limited time, then goes on without. While a call that has
-// outlasted the limit still runs, the tier refuses all others at once; a reader in a hurry may
-// leave before that, and no write or erasure overtakes what it left. So no more than a few threads
-// are ever stuck. Tested by tests/unit/storage/patient_tier_test.cc.
+// not hang with it: each call waits for a limited time, then goes on without. What no thread has
+// begun by then is never done; what one has goes on, and no write or erasure overtakes a write that
+// was left. While a call that has itself run for the limit still runs, all others are refused at
+// once. So no more threads are ever stuck than there are here, nor more memory than they read into.
+// Tested by tests/unit/storage/patient_tier_test.cc.
 
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -33,7 +35,8 @@ struct Patience {
 // kUnavailable, as for any call that a medium did not answer. Destruction waits for it.
 class PatientTier final : public Tier {
  public:
-  PatientTier(std::unique_ptr<Tier> tier, const Patience& patience);
+  PatientTier(std::unique_ptr<Tier> tier, const Patience& patience, Clock& clock = SteadyClock());
+  ~PatientTier() override;
 
   std::string_view name() const override { return tier_->name(); }
   absl::Status Write(std::span<const BlockWrite> blocks) override;
@@ -45,9 +48,7 @@ class PatientTier final : public Tier {
   TierRoom Room(std::span<const RecordSize> sizes) const override { return tier_->Room(sizes); }
 
  private:
-  struct Call;
-
-  // What a call does to the tier: a reader may leave early, all else waits for those who left.
+  // Changes go before reads, of which there may be many.
   enum class Access : uint8_t { kReads, kChanges };
   struct Job {
     std::string_view what;
@@ -55,19 +56,26 @@ class PatientTier final : public Tier {
     absl::Duration patience;
     std::function<absl::Status()> work;
   };
+  struct Call;
+  using Calls = std::list<std::shared_ptr<Call>>;
 
   // Runs the job on another thread and waits for it; what it throws is thrown here.
   absl::Status Wait(Job job) ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs jobs until the end: each thread does.
+  void Work() ABSL_LOCKS_EXCLUDED(mu_);
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsStuck() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Run(Call& call, const std::function<absl::Status()>& work) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   const std::unique_ptr<Tier> tier_;
   const absl::Duration limit_;
-  Clock& clock_ = SteadyClock();
+  Clock& clock_;
 
-  absl::Mutex mu_;
-  std::list<std::shared_ptr<Call>> left_ ABSL_GUARDED_BY(mu_);  // They run, with nobody waiting.
+  mutable absl::Mutex mu_;
+  bool is_ending_ ABSL_GUARDED_BY(mu_) = false;
+  Calls changes_ ABSL_GUARDED_BY(mu_);  // They wait for a thread,
+  Calls reads_ ABSL_GUARDED_BY(mu_);    // these too.
+  Calls running_ ABSL_GUARDED_BY(mu_);  // One on each thread that is busy.
 
   const std::unique_ptr<Executor> threads_;  // Last: its jobs use everything above.
 };

@@ -13,13 +13,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "storage/byte_budget.h"
 #include "storage/host/host_tier.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/fake_clock.h"
 #include "tests/support/faulty_tier.h"
 #include "tests/support/record_pattern.h"
 #include "tests/support/status_matchers.h"
@@ -34,6 +37,7 @@ using test::StatusIs;
 using testing::HasSubstr;
 
 constexpr BlockKey kKey = {1, 0, 0};
+constexpr int kThreads = 2;
 
 // A tier in memory that hangs when told, and the patient one before it.
 class PatientTierTest : public testing::Test {
@@ -46,8 +50,8 @@ class PatientTierTest : public testing::Test {
   void Make(absl::Duration limit) {
     auto faulty = std::make_unique<FaultyTier>(*host_, 1);
     medium_ = faulty.get();
-    patient_ =
-        std::make_unique<PatientTier>(std::move(faulty), Patience{.limit = limit, .threads = 2});
+    patient_ = std::make_unique<PatientTier>(std::move(faulty),
+                                             Patience{.limit = limit, .threads = kThreads}, clock_);
   }
   void Hang() {
     medium_->Set({.delay = 1, .on_delay = [this] {
@@ -78,6 +82,7 @@ class PatientTierTest : public testing::Test {
   const RecordGeometry geometry_ = MakeGeometry(2, 2, 4096);
   std::vector<std::byte> record_ = MakeRecord(kKey, geometry_);
   std::vector<std::byte> page_ = std::vector<std::byte>(4096);
+  test::FakeClock clock_;  // How long calls have run; what callers wait for is real.
   std::atomic<int> hanging_ = 0;
   absl::Notification answer_;
   ByteBudget budget_{8 << 20};
@@ -115,6 +120,7 @@ TEST_F(PatientTierTest, AReaderInAHurryLeavesAndKeepsNobodyFromReading) {
 TEST_F(PatientTierTest, WhatAReaderInAHurryLeftIsStuckOnceItOutlastsTheLimit) {
   ASSERT_OK(Write());
   LeaveARead();
+  clock_.Advance(absl::Milliseconds(20));
 
   PageState state;
   EXPECT_TRUE(test::ComesTrue([&] { return absl::IsUnavailable(Read(&state)); }));
@@ -122,22 +128,90 @@ TEST_F(PatientTierTest, WhatAReaderInAHurryLeftIsStuckOnceItOutlastsTheLimit) {
   EXPECT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
 }
 
-// Else its slot might be another's before the read comes to it.
-TEST_F(PatientTierTest, AnErasureWaitsForWhatAReaderLeft) {
-  ASSERT_OK(Write());
+// Nobody wants their answers, and a disk that is slow already would be slower by them.
+TEST_F(PatientTierTest, ReadsThatNobodyWaitsForAreNotBegun) {
   Make(absl::Hours(1));
+  Hang();
+  PageState state;
+  ASSERT_TRUE(test::ComesTrue([&] {
+    EXPECT_THAT(Read(&state, absl::Milliseconds(1)), StatusIs(absl::StatusCode::kDeadlineExceeded));
+    return hanging_ == kThreads;
+  }));
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_THAT(Read(&state, absl::Milliseconds(1)), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  }
+
+  answer_.Notify();
+
+  EXPECT_OK(Read(&state));
+  EXPECT_EQ(hanging_, kThreads + 1);
+}
+
+TEST_F(PatientTierTest, WritesAndErasuresWaitForNoReadThatWasLeft) {
+  Make(absl::Seconds(10));
   LeaveARead();
-  absl::Notification erased;
-  std::thread eraser([&] {
-    EXPECT_OK(patient_->Erase({&kKey, 1}));
-    erased.Notify();
+
+  EXPECT_OK(Write());
+  EXPECT_OK(patient_->Erase({&kKey, 1}));
+  EXPECT_OK(patient_->Probe());
+  EXPECT_FALSE(answer_.HasBeenNotified());
+}
+
+// Else many readers of a slow disk would have it look hung.
+TEST_F(PatientTierTest, AWriteGoesBeforeTheReadsThatWaitForAThread) {
+  constexpr int kWaiting = 10;
+  Make(absl::Minutes(1));
+  absl::Mutex mu;
+  int begun = 0;
+  int may_end = 0;
+  medium_->Set({.delay = 1, .on_delay = [&] {
+                  const absl::MutexLock lock(&mu);
+                  const int number = begun++;
+                  const auto may_go = [&] { return number < may_end; };
+                  mu.Await(absl::Condition(&may_go));
+                }});
+  std::atomic<int> asked = 0;
+  absl::Notification written;
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < kThreads + kWaiting; ++i) {
+    threads.emplace_back([&] {
+      std::vector<std::byte> page(4096);
+      PageRead read = {.key = kKey, .page = 0, .into = page};
+      ++asked;
+      EXPECT_OK(patient_->Read({&read, 1}, absl::InfiniteDuration()));
+    });
+  }
+  EXPECT_TRUE(test::ComesTrue([&] { return asked == kThreads + kWaiting; }));
+  threads.emplace_back([&] {
+    EXPECT_OK(Write());
+    written.Notify();
   });
 
-  EXPECT_FALSE(erased.WaitForNotificationWithTimeout(absl::Milliseconds(20)));
-  EXPECT_EQ(patient_->Usage().blocks, 1U);
+  int ended = 0;
+  while (!written.WaitForNotificationWithTimeout(absl::Milliseconds(20))) {
+    const absl::MutexLock lock(&mu);
+    ended = ++may_end;
+  }
+
+  EXPECT_LT(ended, kWaiting);
+  const absl::MutexLock lock(&mu);
+  may_end = kThreads + kWaiting + 1;
+}
+
+// Not what waited for others, and then had no time left to its caller.
+TEST_F(PatientTierTest, ACallIsStuckOnceItHasItselfRunForTheLimit) {
+  Hang();
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no answer to a write")));
+  medium_->Set({});
+  PageState state;
+
+  clock_.Advance(absl::Milliseconds(19));
+  EXPECT_OK(Read(&state));
+  clock_.Advance(absl::Milliseconds(1));
+  EXPECT_THAT(Read(&state), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("1 earlier calls")));
+
   answer_.Notify();
-  eraser.join();
-  EXPECT_EQ(patient_->Usage().blocks, 0U);
+  EXPECT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
 }
 
 TEST_F(PatientTierTest, NothingOvertakesAWriteThatWasGivenUp) {
@@ -181,8 +255,8 @@ TEST_F(PatientTierTest, ALateWriteIsWholeAndSound) {
   medium_->Set({});
   answer_.Notify();
 
-  PageState state;
-  ASSERT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
+  PageState state = PageState::kMissing;
+  EXPECT_TRUE(test::ComesTrue([&] { return Read(&state).ok() && state != PageState::kMissing; }));
   EXPECT_EQ(state, PageState::kOk);
 }
 
