@@ -36,13 +36,7 @@ absl::StatusOr<std::shared_ptr<Segment>> Segment::Create(const TierFolder& folde
   const int flags = O_RDWR | O_CREAT | O_EXCL | (folder.is_direct() ? O_DIRECT : 0);
   const int fd = calls.Open(path.c_str(), flags);
   if (fd < 0) return FileError(path, "cannot make a slot file", errno);
-  std::shared_ptr<Segment> segment(new Segment(folder, path, fd, shape, calls, buffers));
-  // Unwritten but taken: a later write can no longer find the disk full. File systems without
-  // fallocate (NFS, some FUSE) take space as it is written; a refusal comes then.
-  if (calls.Allocate(fd, static_cast<off_t>(shape.bytes())) != 0 && errno != EOPNOTSUPP) {
-    return FileError(path, absl::StrCat("no room for ", shape.bytes(), " B").c_str(), errno);
-  }
-  return segment;
+  return std::shared_ptr<Segment>(new Segment(folder, path, fd, shape, calls, buffers));
 }
 
 Segment::Segment(const TierFolder& folder, std::string path, int fd, const SegmentShape& shape,
@@ -61,6 +55,14 @@ Segment::~Segment() {
         {{"why", std::string(status.message())}});
   }
   close(fd_);
+}
+
+absl::Status Segment::TakeRoom() {
+  // Unwritten but taken: a later write can no longer find the disk full. File systems without
+  // fallocate (NFS, some FUSE) take space as it is written; a refusal comes then.
+  if (calls_.Allocate(fd_, static_cast<off_t>(shape_.bytes())) == 0 || errno == EOPNOTSUPP)
+    return absl::OkStatus();
+  return FileError(path_, absl::StrCat("no room for ", shape_.bytes(), " B").c_str(), errno);
 }
 
 absl::Status Segment::Delete() {

@@ -37,8 +37,8 @@ struct SegmentShape {
 // Thread-safe for slots that do not overlap.
 class Segment {
  public:
-  // `folder`, `calls` and `buffers` outlive the segment. What a failed call made is deleted again.
-  //   kUnavailable  the file cannot be made, or the disk has no room for it
+  // A file that takes nothing of the disk yet. `folder`, `calls` and `buffers` outlive it.
+  //   kUnavailable  the file cannot be made
   static absl::StatusOr<std::shared_ptr<Segment>> Create(const TierFolder& folder,
                                                          const SegmentShape& shape,
                                                          FileCalls& calls, IoBuffers& buffers);
@@ -47,6 +47,10 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   const SegmentShape& shape() const { return shape_; }
+
+  // Once, before anything is written.
+  //   kUnavailable  the disk has no room, or did not answer; some may be taken
+  absl::Status TakeRoom();
 
   // Deletes the file, when nobody writes or reads it any more. May be tried again.
   //   kUnavailable  the disk did not let it, or the folder is ours no more

@@ -18,13 +18,10 @@ absl::StatusOr<SlotPlace> SlotFiles::Allocate(const SlotSize& size, bool may_beg
   EBBTIDE_ASSIGN_OR_RETURN(const std::optional<SlotPlace> place,
                            TakeOrGrow(shape, may_begin_segment));
   if (place) return *place;
-  absl::Cleanup give_up = [&] {  // However it fails, others may try.
-    absl::MutexLock lock(&mu_);
-    classes_.find(size)->second.is_growing = false;
-    options_.budget.Release(ChargeBytes(shape));
-  };
-  EBBTIDE_ASSIGN_OR_RETURN(std::shared_ptr<Segment> segment,
-                           Segment::Create(folder_, shape, options_.calls, buffers_));
+  std::shared_ptr<Segment> segment;
+  absl::Cleanup give_up = [&] { GiveUp(shape, std::move(segment)); };
+  EBBTIDE_ASSIGN_OR_RETURN(segment, Segment::Create(folder_, shape, options_.calls, buffers_));
+  EBBTIDE_RETURN_IF_ERROR(segment->TakeRoom());
   std::move(give_up).Cancel();  // Charged until it is deleted.
   return TakeFirst(shape, std::move(segment));
 }
@@ -57,6 +54,19 @@ absl::StatusOr<std::optional<SlotPlace>> SlotFiles::TakeOrGrow(SegmentShape& sha
   ++size_class.segments_begun;
   shape.id = next_segment_++;
   return std::optional<SlotPlace>();
+}
+
+void SlotFiles::GiveUp(const SegmentShape& shape, std::shared_ptr<Segment> segment) {
+  {
+    absl::MutexLock lock(&mu_);
+    classes_.find(shape.slot)->second.is_growing = false;
+    if (segment == nullptr) {
+      options_.budget.Release(ChargeBytes(shape));
+      return;
+    }
+    deleting_bytes_ += ChargeBytes(shape);
+  }
+  Delete({std::move(segment)});
 }
 
 SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,

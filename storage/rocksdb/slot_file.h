@@ -82,7 +82,7 @@ class SlotFiles {
   // A segment that is being made is there, one that is being deleted is not.
   TierRoom Room(std::span<const SlotSize> sizes) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Deletes what could not be deleted when it became empty, whose bytes stay charged.
+  // Deletes what could not be deleted when it became empty or was not made, and stays charged.
   //   kUnavailable  some is left, and why
   absl::Status DeleteLeftOver() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -132,6 +132,9 @@ class SlotFiles {
   // caller to make.
   absl::StatusOr<std::optional<SlotPlace>> TakeOrGrow(SegmentShape& shape, bool may_begin_segment)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Of one that could not be made: others may try. What there is of it goes, or stays charged; null
+  // where there is nothing.
+  void GiveUp(const SegmentShape& shape, std::shared_ptr<Segment> segment) ABSL_LOCKS_EXCLUDED(mu_);
   // Of a new segment, which is one that is being made no more. Memory that runs out half-way ends
   // the process: half an insertion would lose its slots.
   SlotPlace TakeFirst(const SegmentShape& shape, std::shared_ptr<Segment> segment) noexcept

@@ -91,6 +91,26 @@ TEST_F(SlotFilesTest, WhatCannotBeDeletedStaysChargedUntilItCan) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
+TEST_F(SlotFilesTest, WhatIsHalfMadeAndCannotBeDeletedStaysChargedUntilItCan) {
+  calls_.allocate_error = EIO;
+  calls_.unlink_error = EIO;
+
+  EXPECT_THAT(slots_->Allocate(kSlot),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no room")));
+
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(slots_->Probe(),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot delete")));
+    EXPECT_EQ(Files(), 1u);
+    EXPECT_EQ(budget_.used_bytes(), kChargeBytes);
+  }
+  calls_.allocate_error = 0;
+  calls_.unlink_error = 0;
+  EXPECT_OK(slots_->Probe());
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
 // Its file of the same name is another's.
 TEST_F(SlotFilesTest, NothingIsDeletedInAFolderThatIsAnothersByNow) {
   const SlotPlace place = Take();
