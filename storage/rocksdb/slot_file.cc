@@ -60,6 +60,7 @@ void SlotFiles::GiveUp(const SegmentShape& shape, std::shared_ptr<Segment> segme
   {
     absl::MutexLock lock(&mu_);
     classes_.find(shape.slot)->second.is_growing = false;
+    not_made_ = shape.slot;
     if (segment == nullptr) {
       options_.budget.Release(ChargeBytes(shape));
       return;
@@ -81,6 +82,7 @@ SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
   size_class.slots += shape.slots;
   size_class.free_slots += shape.slots;
   size_class.is_growing = false;
+  if (not_made_ == shape.slot) not_made_.reset();
   return *Take(size_class);
 }
 
@@ -226,7 +228,9 @@ absl::Status SlotFiles::DeleteLeftOver() {
 absl::Status SlotFiles::Probe() {
   EBBTIDE_RETURN_IF_ERROR(DeleteLeftOver());
   constexpr SlotSize kLeast = {.bytes = kRecordAlignment};  // No entry is made of it.
-  absl::StatusOr<SlotPlace> place = Allocate(kLeast);
+  // What failed is tried again: of a disk that is nearly full less may succeed.
+  absl::StatusOr<SlotPlace> place = Allocate(NotMade().value_or(kLeast));
+  if (absl::IsResourceExhausted(place.status())) place = Allocate(kLeast);
   if (absl::IsResourceExhausted(place.status())) {
     place = Allocate(FreeSlotSize().value_or(kLeast), /*may_begin_segment=*/false);
     if (absl::IsFailedPrecondition(place.status())) return absl::OkStatus();
@@ -236,6 +240,11 @@ absl::Status SlotFiles::Probe() {
   Free(*place);
   EBBTIDE_RETURN_IF_ERROR(status);
   return DeleteLeftOver();
+}
+
+std::optional<SlotSize> SlotFiles::NotMade() const {
+  absl::MutexLock lock(&mu_);
+  return not_made_;
 }
 
 std::optional<SlotSize> SlotFiles::FreeSlotSize() const {

@@ -37,7 +37,12 @@ int FaultyFileCalls::Open(const char* path, int flags) {
 }
 
 int FaultyFileCalls::Allocate(int fd, off_t bytes) {
-  return Fails(allocate_error) ? -1 : Kernel().Allocate(fd, bytes);
+  if (Fails(allocate_error)) return -1;
+  if (bytes > room_bytes) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return Kernel().Allocate(fd, bytes);
 }
 
 ssize_t FaultyFileCalls::Read(int fd, void* into, size_t bytes, off_t offset) {

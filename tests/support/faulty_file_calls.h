@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <limits>
 
 #include "storage/rocksdb/file_calls.h"
 
@@ -21,6 +22,7 @@ class FaultyFileCalls final : public storage::FileCalls {
   std::atomic<bool> refuse_direct = false;  // EINVAL for O_DIRECT, as tmpfs of old kernels.
   std::atomic<int> open_error = 0;
   std::atomic<int> allocate_error = 0;
+  std::atomic<off_t> room_bytes = std::numeric_limits<off_t>::max();  // ENOSPC for what needs more.
   std::atomic<int> read_error = 0;
   std::atomic<int> write_error = 0;  // After half of the bytes were written.
   std::atomic<int> sync_error = 0;

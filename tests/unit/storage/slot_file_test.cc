@@ -146,6 +146,22 @@ TEST_F(SlotFilesTest, ProbeTriesAllThatAWriteNeeds) {
   }
 }
 
+// Where a smaller file would fit: to whom else is the disk well?
+TEST_F(SlotFilesTest, ProbeTriesWhatWasNotMade) {
+  constexpr SlotSize kLarge = {.bytes = 3 * kSegmentBytes};
+  calls_.room_bytes = kSegmentBytes;
+  EXPECT_OK(slots_->Probe());
+  EXPECT_THAT(slots_->Allocate(kLarge), StatusIs(absl::StatusCode::kUnavailable));
+
+  EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
+
+  calls_.room_bytes = kLarge.bytes;
+  EXPECT_OK(slots_->Probe());
+  EXPECT_EQ(Files(), 0u);
+  calls_.room_bytes = kSegmentBytes;
+  EXPECT_OK(slots_->Probe());  // Nothing has failed since.
+}
+
 TEST_F(SlotFilesTest, ProbeTriesASlotThatIsThereWhereTheBudgetLeavesNoOther) {
   Take();
   ASSERT_TRUE(budget_.TryCharge(budget_.free_bytes()));
