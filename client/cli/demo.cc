@@ -91,7 +91,7 @@ absl::StatusOr<client::Client> ConnectTo(DaemonProcess& daemon, const DemoPlan& 
 
 // With the daemon's last words, where its end is why a call failed.
 absl::Status Explained(const absl::Status& status, DaemonProcess& daemon, const DemoPlan& plan) {
-  if (status.ok() || daemon.IsRunning()) return status;
+  if (status.ok() || absl::IsInvalidArgument(status) || daemon.IsRunning()) return status;
   return absl::UnavailableError(absl::StrFormat("demo: the daemon ended (%s); %s",
                                                 std::string(status.message()), LogTail(plan)));
 }
@@ -166,6 +166,35 @@ absl::StatusOr<ReplayReport> PlayDemo(const client::Client& client, const Trace&
   EBBTIDE_ASSIGN_OR_RETURN(report.runs,
                            PlayRuns(client, {.trace = trace, .truths = truths}, specs));
   return report;
+}
+
+// What the demo plays, and where.
+struct Demo {
+  const std::string& path;
+  const Trace& trace;
+  const std::vector<RunSpec>& specs;
+  const DemoPlan& plan;
+};
+
+// Plays it through the daemon that was just started, and stops that.
+absl::StatusOr<bool> PlayThrough(DaemonProcess& daemon, const Demo& demo, Output output,
+                                 const std::stop_token& stop) {
+  const DemoPlan& plan = demo.plan;
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, ConnectTo(daemon, plan, stop));
+  const absl::StatusOr<client::ServerInfo> info = client.GetServerInfo();
+  EBBTIDE_RETURN_IF_ERROR(Explained(info.status(), daemon, plan));
+  EBBTIDE_RETURN_IF_ERROR(Explained(AskForRuns(client, demo.trace, demo.specs), daemon, plan));
+  if (output == Output::kTable) Print(Introduction(demo.trace, plan, *info));
+  const absl::StatusOr<ReplayReport> report =
+      PlayDemo(client, demo.trace, demo.specs, DescribeReplay(demo.trace, demo.path), stop);
+  EBBTIDE_RETURN_IF_ERROR(Explained(report.status(), daemon, plan));
+  Print(output == Output::kJson ? ToJson(*report).dump(2) + "\n" : RenderDemo(demo.trace, *report));
+  if (const absl::Status stopped = daemon.Stop(kStopTimeout); !stopped.ok()) {
+    return absl::Status(
+        stopped.code(),
+        absl::StrFormat("demo: %s; %s", std::string(stopped.message()), LogTail(plan)));
+  }
+  return report->is_sound();
 }
 
 }  // namespace
@@ -264,22 +293,14 @@ absl::StatusOr<bool> RunDemo(const Common& common, const DemoArgs& args) {
   EBBTIDE_ASSIGN_OR_RETURN(const std::unique_ptr<DaemonProcess> daemon, StartDaemon(plan));
   // Nobody else asks it anything: once a stop is asked for, it has nothing to end in order.
   const std::stop_callback end_daemon(stop, [&] { daemon->Kill(); });
-  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, ConnectTo(*daemon, plan, stop));
-  EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
   const std::vector<RunSpec> specs = Specs(budget);
-  EBBTIDE_RETURN_IF_ERROR(Explained(AskForRuns(client, trace, specs), *daemon, plan));
-  if (common.output == Output::kTable) Print(Introduction(trace, plan, info));
-  absl::StatusOr<ReplayReport> report =
-      PlayDemo(client, trace, specs, DescribeReplay(trace, path), stop);
-  EBBTIDE_RETURN_IF_ERROR(Explained(report.status(), *daemon, plan));
-  Print(common.output == Output::kJson ? ToJson(*report).dump(2) + "\n"
-                                       : RenderDemo(trace, *report));
-  if (const absl::Status stopped = daemon->Stop(kStopTimeout); !stopped.ok()) {
-    return absl::Status(
-        stopped.code(),
-        absl::StrFormat("demo: %s; %s", std::string(stopped.message()), LogTail(plan)));
+  const absl::StatusOr<bool> is_sound = PlayThrough(
+      *daemon, {.path = path, .trace = trace, .specs = specs, .plan = plan}, common.output, stop);
+  // Without the daemon everything fails but what it had refused before.
+  if (!is_sound.ok() && !absl::IsInvalidArgument(is_sound.status()) && stop.stop_requested()) {
+    return absl::CancelledError("demo: stopped");
   }
-  return report->is_sound();
+  return is_sound;
 }
 
 }  // namespace ebbtide::cli

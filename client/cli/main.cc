@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <malloc.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -127,17 +128,19 @@ void AddDemo(CLI::App& app, const Common& common, DemoArgs& args, Verb& verb) {
   demo->callback([&] { verb = [&] { return RunDemo(common, args); }; });
 }
 
+// Why a verb that did not fail of itself is not done: it was told to end, or could not write.
+std::string WhyEnded() {
+  const absl::Status interrupted = CheckInterrupted();
+  return interrupted.ok() ? "standard output did not take all of it; is its disk full?"
+                          : std::string(interrupted.message());
+}
+
 int Exit(const absl::StatusOr<bool>& well) {
   const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   if (well.ok() && is_written) return *well ? 0 : kExitNotWell;
-  if (const absl::Status interrupted = CheckInterrupted(); !interrupted.ok()) {
-    absl::FPrintF(stderr, "ebbctl: %s\n", std::string(interrupted.message()));
-    return kExitNotWell;
-  }
-  if (!is_written) {
-    absl::FPrintF(stderr, "ebbctl: standard output did not take all of it; is its disk full?\n");
-    return kExitNotWell;
-  }
+  const bool is_cancelled = absl::IsCancelled(well.status()) && !CheckInterrupted().ok();
+  if (!is_written || is_cancelled) absl::FPrintF(stderr, "ebbctl: %s\n", WhyEnded());
+  if (well.ok() || is_cancelled) return kExitNotWell;
   const std::string reason = client::ErrorReason(well.status());
   absl::FPrintF(stderr, "ebbctl: %s%s\n", std::string(well.status().message()),
                 reason.empty() ? "" : absl::StrFormat(" [%s]", reason));
@@ -157,15 +160,15 @@ std::string WhatVerb(const CLI::App& app) {
                               : unknown.front().starts_with('-')
                                   ? absl::StrFormat("%s is no option", unknown.front())
                                   : absl::StrFormat("\"%s\" is no verb", unknown.front());
-  return absl::StrFormat("%s: %s; say one of %s", at->get_name(), mistake,
-                         absl::StrJoin(verbs, ", "));
+  const std::string of = at == &app ? "" : at->get_name() + ": ";
+  return absl::StrFormat("%s%s; say one of %s", of, mistake, absl::StrJoin(verbs, ", "));
 }
 
 int ExitOfParser(const CLI::App& app, const CLI::ParseError& error) {
   const bool lacks_one = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
   const std::string what_verb = lacks_one ? WhatVerb(app) : "";
   if (what_verb.empty()) return app.exit(error) == 0 ? Exit(true) : kExitUsage;
-  absl::FPrintF(stderr, "%s\nRun with --help for more information.\n", what_verb);
+  absl::FPrintF(stderr, "ebbctl: %s\nRun with --help for more information.\n", what_verb);
   return kExitUsage;
 }
 
@@ -180,6 +183,9 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", "ebbctl " EBBTIDE_VERSION);
   app.footer(kExitCodes);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    return "ebbctl: " + CLI::FailureMessage::simple(failed, error);
+  });
   app.add_option(
       "--socket", common.socket,
       "the daemon's endpoint, unix:PATH or HOST:PORT; default " + client::DefaultTarget());
@@ -207,6 +213,7 @@ int Main(int argc, char** argv) {
 int main(int argc, char** argv) {
   ebbtide::OpenStandardFiles();
   ebbtide::cli::TuneMalloc();
+  std::signal(SIGPIPE, [](int) {});  // What is written fails, and Exit says why.
   try {
     return ebbtide::cli::Main(argc, argv);
   } catch (const std::exception& error) {  // Of CLI11 or the JSON writer: a mistake of ours.

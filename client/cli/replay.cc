@@ -51,13 +51,17 @@ absl::StatusOr<std::vector<std::string>> Choices(const std::string& option,
   return SplitList(option, text);
 }
 
-// Asks for the runs of a trace, by what its header says.
-absl::Status AskForTrace(const client::Client& client, const ReplayArgs& args,
-                         const std::string& path) {
+// A trace by what its header says, and the runs asked of it.
+struct PlannedTrace {
+  Trace header;
+  std::vector<RunSpec> specs;
+};
+
+absl::StatusOr<PlannedTrace> PlanTrace(const ReplayArgs& args, const std::string& path) {
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<uint32_t> layers, ParseLayers(args.layers));
-  EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTraceHeader(path, layers));
-  EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
-  return AskForRuns(client, trace, specs);
+  EBBTIDE_ASSIGN_OR_RETURN(Trace header, ReadTraceHeader(path, layers));
+  EBBTIDE_ASSIGN_OR_RETURN(std::vector<RunSpec> specs, PlanRuns(args, header.tokens));
+  return PlannedTrace{.header = std::move(header), .specs = std::move(specs)};
 }
 
 absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const ReplayArgs& args,
@@ -90,6 +94,23 @@ absl::StatusOr<bool> ReplayAll(const client::Client& client, const Common& commo
     absl::FPrintF(
         stderr, "ebbctl: %s: not sound: bytes differ or are lost, or a certificate was violated\n",
         path);
+  }
+  return is_sound;
+}
+
+// Asks for all runs before the first is played: a mistake in the last would be found in an hour.
+absl::StatusOr<bool> AskAndReplay(const Common& common, const ReplayArgs& args,
+                                  const std::vector<PlannedTrace>& planned,
+                                  const std::stop_token& stop) {
+  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client,
+                           client::Client::Connect(common.socket, {.stop = stop}));
+  for (const PlannedTrace& trace : planned) {
+    EBBTIDE_RETURN_IF_ERROR(AskForRuns(client, trace.header, trace.specs));
+  }
+  Json finished = Json::array();
+  const absl::StatusOr<bool> is_sound = ReplayAll(client, common, args, stop, finished);
+  if (common.output == Output::kJson && !finished.empty()) {
+    Print((args.traces.size() == 1 ? finished.front() : finished).dump(2) + "\n");
   }
   return is_sound;
 }
@@ -208,16 +229,15 @@ absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client,
 
 absl::StatusOr<bool> RunReplay(const Common& common, const ReplayArgs& args) {
   const std::stop_token stop = CatchInterrupts();
-  EBBTIDE_ASSIGN_OR_RETURN(const client::Client client,
-                           client::Client::Connect(common.socket, {.stop = stop}));
-  // All of them before the first is played: a mistake in the last would be found in an hour.
+  std::vector<PlannedTrace> planned;  // Its mistakes come first: no daemon is needed for them.
   for (const std::string& path : args.traces) {
-    EBBTIDE_RETURN_IF_ERROR(AskForTrace(client, args, path));
+    EBBTIDE_ASSIGN_OR_RETURN(PlannedTrace trace, PlanTrace(args, path));
+    planned.push_back(std::move(trace));
   }
-  Json finished = Json::array();
-  const absl::StatusOr<bool> is_sound = ReplayAll(client, common, args, stop, finished);
-  if (common.output == Output::kJson && !finished.empty()) {
-    Print((args.traces.size() == 1 ? finished.front() : finished).dump(2) + "\n");
+  const absl::StatusOr<bool> is_sound = AskAndReplay(common, args, planned, stop);
+  // An open or a close that a stop found under way, and that was not answered in time.
+  if (absl::IsDeadlineExceeded(is_sound.status()) && stop.stop_requested()) {
+    return absl::CancelledError("replay: stopped");
   }
   return is_sound;
 }

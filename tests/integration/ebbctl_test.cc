@@ -16,6 +16,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,17 @@ class EbbctlTest : public testing::Test {
             .arguments = {"-c", "echo $$ > " + pid_ + "; TMPDIR='" + tmp_.string() +
                                     "' exec " EBBCTL_PATH " " + arguments + " > " + out_ + " 2> " +
                                     err_}};
+  }
+
+  // What ebbctl with these arguments ends with where nobody reads what it prints.
+  int ExitCodeUnread(const std::string& arguments) const {
+    const std::string gate = (folder_.path() / "gate").string();
+    const std::string code = (folder_.path() / "code").string();
+    const std::string script = ": > " + gate + "; { while [ -e " + gate + " ]; do :; done; " +
+                               EBBCTL_PATH " " + arguments + " 2> " + err_ + "; echo $? > " + code +
+                               "; } | { exec < /dev/null; rm " + gate + "; }";
+    EXPECT_OK(RunToEnd({.program = "/bin/sh", .arguments = {"-c", script}}).status());
+    return std::stoi(Text(code));
   }
 
   // To the ebbctl that was started last.
@@ -286,6 +298,31 @@ TEST_F(EbbctlTest, ADemoThatNobodyReadsLeavesNothingBehind) {
   EXPECT_TRUE(std::filesystem::is_empty(tmp_));
 }
 
+TEST_F(EbbctlTest, EveryVerbSaysThatNobodyReadsIt) {
+  const auto daemon = StartDaemon();
+  for (const std::string& arguments : std::vector<std::string>{
+           "--help", "--version", "replay --help", "status --socket " + socket_,
+           "tiers -o json --socket " + socket_, "sequences --socket " + socket_}) {
+    EXPECT_EQ(ExitCodeUnread(arguments), 1) << arguments;
+    EXPECT_EQ(Err(), "ebbctl: nobody reads standard output any more\n") << arguments;
+  }
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
+TEST_F(EbbctlTest, WhatFailsOfItselfSaysSoThoughNobodyReads) {
+  std::ofstream(long_trace_) << "no trace at all";
+  for (const auto& [arguments, exit_code, reason] :
+       std::vector<std::tuple<std::string, int, std::string>>{
+           {"status --socket " + socket_, 1, "no daemon answers at " + socket_},
+           {"replay " + long_trace_ + " --policy h2o --budget 50%", 2, "not a safetensors file?"},
+           {"demo --trace " + long_trace_, 2, "not a safetensors file?"},
+           {"stauts", 2, "\"stauts\" is no verb"}}) {
+    EXPECT_EQ(ExitCodeUnread(arguments), exit_code) << arguments;
+    EXPECT_THAT(Err(), HasSubstr(reason)) << arguments;
+    EXPECT_THAT(Err(), testing::Not(HasSubstr("nobody reads"))) << arguments;
+  }
+}
+
 TEST_F(EbbctlTest, WhatWasReplayedBeforeAFailureIsPrinted) {
   const auto daemon = StartDaemon();
   std::string trace = Text(kTrace);
@@ -368,10 +405,12 @@ TEST_F(EbbctlTest, AWordThatIsNoVerbIsNamedBesideThoseThatAre) {
            {"nosuch", "ebbctl: \"nosuch\" is no verb; say one of status, tiers, sequences, "},
            {"", "ebbctl: no verb; say one of status, tiers, sequences, describe, config, replay, "},
            {"--nosuch", "ebbctl: --nosuch is no option; say one of status, tiers, "},
-           {"config nosuch", "config: \"nosuch\" is no verb; say one of check\n"},
-           {"config", "config: no verb; say one of check\n"}}) {
+           {"config nosuch", "ebbctl: config: \"nosuch\" is no verb; say one of check\n"},
+           {"config", "ebbctl: config: no verb; say one of check\n"},
+           {"describe", "ebbctl: SEQUENCE is required\n"},
+           {"status -o yaml", "ebbctl: --output: "}}) {
     EXPECT_THAT(RunToEnd(Ebbctl(arguments)), IsOkAndHolds(2)) << arguments;
-    EXPECT_THAT(Err(), HasSubstr(answer)) << arguments;
+    EXPECT_THAT(Err(), testing::StartsWith(answer)) << arguments;
   }
 }
 
