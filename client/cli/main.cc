@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ebbctl: the daemon's command line. Says what there is to say, and exits with 0 only when all is
-// well: 1 where something is not, 2 where the command itself was wrong or a configuration is,
+// well: 1 where something is not, 2 where the command itself was wrong or a file that it names is,
 // whoever finds out. Tested by tests/integration/ebbctl_test.cc.
 
 #include <CLI/CLI.hpp>
@@ -43,7 +43,7 @@ constexpr char kAbout[] =
 constexpr char kExitCodes[] =
     "Exit codes\n"
     "  0  all is well      1  something is not, or failed, with the reason on standard error\n"
-    "  2  wrong usage, or a configuration with mistakes";
+    "  2  wrong usage, or a trace or configuration that is not there or has mistakes";
 
 // Keeps big messages on the heap: mapping and unmapping each of them costs more than the copy.
 void TuneMalloc() {

@@ -134,9 +134,11 @@ absl::StatusOr<std::vector<uint32_t>> RecordedLayers(const nlohmann::json& heade
       if (!layer.is_number_unsigned() || layer.get<uint64_t>() > UINT32_MAX) break;
       layers.push_back(layer.get<uint32_t>());
     }
-    if (!layers.empty() && layers.size() == list.size()) return layers;
+    const std::set<uint32_t> distinct(layers.begin(), layers.end());
+    if (!layers.empty() && distinct.size() == list.size()) return layers;
   }
-  return NotATrace("__metadata__ \"layers\" is \"%s\", not a JSON list of layer numbers", text);
+  return NotATrace("__metadata__ \"layers\" is \"%s\", not a JSON list of layer numbers, each once",
+                   text);
 }
 
 absl::StatusOr<std::vector<uint32_t>> ChosenLayers(const std::vector<uint32_t>& recorded,
@@ -361,6 +363,15 @@ absl::StatusOr<Trace> ReadStream(std::istream& file, std::span<const uint32_t> l
       layers);
 }
 
+// A path that leads nowhere is a mistake of who named it, as is one that is closed to them.
+absl::Status NotOpened(const std::string& path, int error) {
+  constexpr std::array kMistakes = {ENOENT, ENOTDIR, EACCES, ELOOP, ENAMETOOLONG};
+  const bool is_mistake = std::ranges::find(kMistakes, error) != kMistakes.end();
+  return absl::Status(
+      is_mistake ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kUnavailable,
+      absl::StrFormat("trace %s: can't be read: %s", path, std::generic_category().message(error)));
+}
+
 absl::StatusOr<Trace> ReadFile(const std::string& path, std::span<const uint32_t> layers,
                                const Reading& reading) {
   struct stat facts = {};
@@ -371,10 +382,7 @@ absl::StatusOr<Trace> ReadFile(const std::string& path, std::span<const uint32_t
         "trace %s: %s", path, S_ISDIR(facts.st_mode) ? "is a folder" : "is no regular file"));
   }
   if (is_there) file.open(path, std::ios::binary);
-  if (!file.is_open()) {
-    return absl::NotFoundError(absl::StrFormat("trace %s: can't be read: %s", path,
-                                               std::generic_category().message(errno)));
-  }
+  if (!file.is_open()) return NotOpened(path, errno);
   absl::StatusOr<Trace> trace = ReadStream(file, layers, reading);
   if (trace.ok()) return trace;
   return absl::Status(trace.status().code(),

@@ -400,6 +400,25 @@ TEST_F(EbbctlTest, AWrongCommandLineIsTwo) {
   }
 }
 
+TEST_F(EbbctlTest, ATraceThatIsNoneIsTwoWhateverIsWrongWithIt) {
+  const std::string cut = (folder_.path() / "cut").string();
+  std::ofstream(cut, std::ios::binary) << Text(kTrace).substr(0, 10000);
+  const std::string empty = (folder_.path() / "empty").string();
+  std::ofstream(empty).close();
+  for (const auto& [trace, mistake] : std::vector<std::pair<std::string, std::string>>{
+           {(folder_.path() / "none").string(), "can't be read: No such file"},
+           {empty + "/none", "can't be read: Not a directory"},
+           {folder_.path().string(), "is a folder"},
+           {empty, "0 bytes are too few"},
+           {cut, "and the file holds "}}) {
+    for (const std::string& command :
+         {"replay " + trace + " --policy h2o --budget 50%", "demo --trace " + trace}) {
+      EXPECT_THAT(RunToEnd(Ebbctl(command)), IsOkAndHolds(2)) << command;
+      EXPECT_THAT(Err(), AllOf(HasSubstr(trace), HasSubstr(mistake))) << command;
+    }
+  }
+}
+
 TEST_F(EbbctlTest, AWordThatIsNoVerbIsNamedBesideThoseThatAre) {
   for (const auto& [arguments, answer] : std::vector<std::pair<const char*, const char*>>{
            {"nosuch", "ebbctl: \"nosuch\" is no verb; say one of status, tiers, sequences, "},
@@ -434,7 +453,7 @@ TEST_F(EbbctlTest, WhatTheDaemonRefusesIsFoundBeforeAnythingLong) {
            {replay + long_trace_ + " --budget 512 --policy h2o,nosuch", 2},
            {replay + long_trace_ + " --budget 512 --policy h2o --recall off,nosuch", 2},
            {replay + long_trace_ + " --budget 1 --policy h2o", 2},
-           {replay + long_trace_ + " " + missing + " --budget 512 --policy h2o", 1},
+           {replay + long_trace_ + " " + missing + " --budget 512 --policy h2o", 2},
            {"demo --trace " + long_trace_ + " --budget 1", 2},
            {"demo --trace " + long_trace_ + " --budget x", 2}}) {
     ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> process,
