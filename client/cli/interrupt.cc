@@ -25,8 +25,11 @@ constexpr std::array kInterrupts = {SIGINT, SIGTERM, SIGHUP};
 // terminal that closes both the kernel and the shell tell. Nobody presses Ctrl-C twice so fast.
 constexpr int64_t kOneEndNs = 500'000'000;
 
-std::atomic<int64_t> g_first_ns = 0;  // When the first came; 0: none has.
-static_assert(std::atomic<int64_t>::is_always_lock_free, "a handler may touch no other");
+std::atomic<int64_t> g_first_ns = 0;                     // When the first came; 0: none has.
+std::atomic<const std::string*> g_last_words = nullptr;  // Whoever takes them keeps them.
+static_assert(std::atomic<int64_t>::is_always_lock_free &&
+                  std::atomic<const std::string*>::is_always_lock_free,
+              "a handler may touch no other");
 int g_wake = -1;
 
 // What base/clock.h tells, in a call that a handler may make.
@@ -44,6 +47,9 @@ void Note(int signal) {
     const uint64_t one = 1;
     static_cast<void>(!write(g_wake, &one, sizeof(one)));
   } else if (now - first >= kOneEndNs) {
+    if (const std::string* words = g_last_words.exchange(nullptr); words != nullptr) {
+      static_cast<void>(!write(STDERR_FILENO, words->data(), words->size()));
+    }
     struct sigaction action = {};
     action.sa_handler = SIG_DFL;
     sigaction(signal, &action, nullptr);
@@ -88,6 +94,16 @@ std::stop_token CatchInterrupts() {
     if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // As under nohup.
   }
   return stop.get_token();
+}
+
+LastWords::LastWords(const std::string& words)
+    : words_(std::make_unique<const std::string>(words)) {
+  g_last_words = words_.get();
+}
+
+LastWords::~LastWords() {
+  // A handler that took them is reading, on its way to end the program.
+  if (g_last_words.exchange(nullptr) == nullptr) static_cast<void>(words_.release());
 }
 
 absl::Status CheckInterrupted() {

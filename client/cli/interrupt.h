@@ -5,7 +5,9 @@
 
 #pragma once
 
+#include <memory>
 #include <stop_token>
+#include <string>
 
 #include "absl/status/status.h"
 
@@ -15,6 +17,19 @@ namespace ebbtide::cli {
 // standard output any more. Another signal within half a second is the same one; a later one ends
 // the program as usual.
 std::stop_token CatchInterrupts();
+
+// While it lives, a signal that ends the program says `words` on standard error first. One at a
+// time.
+class LastWords {
+ public:
+  explicit LastWords(const std::string& words);
+  ~LastWords();
+  LastWords(const LastWords&) = delete;
+  LastWords& operator=(const LastWords&) = delete;
+
+ private:
+  std::unique_ptr<const std::string> words_;
+};
 
 // kCancelled once one came, or where nobody reads; says which.
 absl::Status CheckInterrupted();

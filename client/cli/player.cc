@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "client/cli/byte_check.h"
+#include "client/cli/interrupt.h"
 
 namespace ebbtide::cli {
 namespace {
@@ -50,9 +51,17 @@ std::string ModelName(const Trace& trace) {
 }
 
 // The daemon closes it, once nobody has called it for long.
+std::string ItIsLeft(const std::string& name, const std::string& why) {
+  return absl::StrFormat("sequence \"%s\" is left to its idle time-out: %s\n", name, why);
+}
+
 void SayItIsLeft(const std::string& name, const absl::Status& why) {
-  absl::FPrintF(stderr, "sequence \"%s\" is left to its idle time-out: %s\n", name,
-                std::string(why.message()));
+  absl::FPrintF(stderr, "%s", ItIsLeft(name, std::string(why.message())));
+}
+
+// While the sequence is open: there is no closing it at a second signal.
+std::string AtASecondSignal(const std::string& name) {
+  return ItIsLeft(name, "a second signal ended its replay");
 }
 
 struct Opened {
@@ -61,13 +70,13 @@ struct Opened {
   uint32_t chunk = 0;
 };
 
-absl::StatusOr<Opened> Open(const client::Client& client, const Trace& trace, const RunSpec& spec) {
+absl::StatusOr<Opened> Open(const client::Client& client, const Trace& trace, const RunSpec& spec,
+                            const std::string& name) {
   EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
   const client::Model model = {.name = ModelName(trace), .geometry = trace.geometry()};
   EBBTIDE_ASSIGN_OR_RETURN(const client::RegisteredModel registered, client.RegisterModel(model));
   const uint32_t chunk = std::min(spec.chunk == 0 ? ChunkFor(spec.prefill) : spec.chunk,
                                   info.chunk_tokens_max == 0 ? kExactChunk : info.chunk_tokens_max);
-  const std::string name = SequenceName();
   absl::StatusOr<client::Sequence> sequence = client.OpenSequence({.name = name,
                                                                    .model = model.name,
                                                                    .policy = spec.policy,
@@ -90,24 +99,27 @@ class Run {
 
   absl::StatusOr<RunReport> Play() {
     const absl::Duration start = SteadyClock().SinceStart();
-    EBBTIDE_ASSIGN_OR_RETURN(const Opened opened, Open(client_, source_.trace, spec_));
-    const client::Sequence& sequence = opened.sequence;
-    page_tokens_ = opened.page_tokens;
-    chunk_ = opened.chunk;
-    absl::Status played = PlayIn(sequence);
-    const absl::Status closed = sequence.Close();
-    if (!played.ok() && !closed.ok() && !absl::IsNotFound(closed) &&
-        client::ErrorReason(closed) != "UNREACHABLE") {
-      SayItIsLeft(sequence.name(), closed);
-    }
-    EBBTIDE_RETURN_IF_ERROR(played);
-    EBBTIDE_RETURN_IF_ERROR(closed);
+    EBBTIDE_RETURN_IF_ERROR(PlayFromOpenToClose());
     Conclude();
     report_.wall_seconds = absl::ToDoubleSeconds(SteadyClock().SinceStart() - start);
     return std::move(report_);
   }
 
  private:
+  absl::Status PlayFromOpenToClose() {
+    const std::string name = SequenceName();
+    const LastWords last_words(AtASecondSignal(name));
+    EBBTIDE_ASSIGN_OR_RETURN(const Opened opened, Open(client_, source_.trace, spec_, name));
+    page_tokens_ = opened.page_tokens;
+    chunk_ = opened.chunk;
+    absl::Status played = PlayIn(opened.sequence);
+    absl::Status closed = opened.sequence.Close();
+    if (!closed.ok() && !absl::IsNotFound(closed) && client::ErrorReason(closed) != "UNREACHABLE") {
+      SayItIsLeft(name, closed);
+    }
+    return played.ok() ? closed : played;
+  }
+
   absl::Status PlayIn(const client::Sequence& sequence) {
     const client::OpenedSequence& opened = sequence.opened();
     report_ = {.policy = spec_.policy,
@@ -285,7 +297,9 @@ std::optional<double> TargetOf(const std::string& recall) {
 }
 
 absl::Status Ask(const client::Client& client, const Trace& trace, const RunSpec& spec) {
-  EBBTIDE_ASSIGN_OR_RETURN(const Opened opened, Open(client, trace, spec));
+  const std::string name = SequenceName();
+  const LastWords last_words(AtASecondSignal(name));
+  EBBTIDE_ASSIGN_OR_RETURN(const Opened opened, Open(client, trace, spec, name));
   return opened.sequence.Close();
 }
 

@@ -247,6 +247,37 @@ TEST_F(EbbctlTest, AnInterruptedReplayClosesItsSequence) {
   EXPECT_OK(daemon->Stop(kLong));
 }
 
+// The daemon hangs, so that the sequence can't be closed.
+TEST_F(EbbctlTest, AReplayThatIsInterruptedTwiceSaysWhatItLeavesOpen) {
+  const auto daemon = StartDaemon();
+  const std::string log = Text((folder_.path() / "daemon.log").string());
+  const std::string key = "\"pid\":";
+  ASSERT_NE(log.find(key), std::string::npos) << log;
+  const pid_t daemon_pid = std::stoi(log.substr(log.find(key) + key.size()));
+  ASSERT_OK_AND_ASSIGN(const client::Client client, client::Client::Connect(socket_));
+  std::string policies = "h2o";
+  for (int run = 1; run < 60; ++run) policies += ",h2o";
+  ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<DaemonProcess> replay,
+      DaemonProcess::Start(Ebbctl("replay " + std::string(kTrace) + " --socket " + socket_ +
+                                  " --policy " + policies + " --budget 50% --recall exact"),
+                           "/dev/null"));
+  ASSERT_TRUE(test::ComesTrue([&] {
+    EXPECT_FALSE(replay->EndsWithin(absl::ZeroDuration())) << Err();
+    return client.GetStats()->answers >= 3;
+  }));
+
+  ASSERT_EQ(kill(daemon_pid, SIGSTOP), 0);
+  while (!replay->EndsWithin(absl::Milliseconds(10))) Signal(SIGTERM);
+
+  EXPECT_THAT(replay->Stop(kLong),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("ended with exit code 143")));
+  EXPECT_THAT(Err(), testing::ContainsRegex("sequence \"replay-[0-9]+-[0-9]+\" is left to its idle "
+                                            "time-out: a second signal ended its replay\n"));
+  ASSERT_EQ(kill(daemon_pid, SIGCONT), 0);
+  EXPECT_OK(daemon->Stop(kLong));
+}
+
 // A sequence that opens meanwhile is closed.
 TEST_F(EbbctlTest, AReplayThatIsInterruptedWhileItAsksLeavesNothingOpen) {
   const auto daemon = StartDaemon();

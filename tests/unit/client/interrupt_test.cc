@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "tests/support/death_test.h"
@@ -50,6 +51,24 @@ TEST_F(InterruptDeathTest, ASignalAWhileLaterEndsTheProgram) {
     };
     EXPECT_EXIT(body(), testing::KilledBySignal(signal), "");
   }
+}
+
+TEST_F(InterruptDeathTest, WhatEndsTheProgramSaysItsLastWordsFirst) {
+  const auto body = [] {
+    CatchInterrupts();
+    { const LastWords earlier("of an earlier time\n"); }
+    const LastWords words("sequence 1 is left\n");
+    while (true) raise(SIGTERM);
+  };
+  EXPECT_EXIT(body(), testing::KilledBySignal(SIGTERM), "sequence 1 is left\n");
+
+  const auto without = [] {
+    CatchInterrupts();
+    { const LastWords over("sequence 1 is left\n"); }
+    while (true) raise(SIGTERM);
+  };
+  EXPECT_EXIT(without(), testing::KilledBySignal(SIGTERM),
+              testing::Not(testing::HasSubstr("is left")));
 }
 
 TEST_F(InterruptDeathTest, WhatNohupIgnoresStaysIgnored) {
