@@ -119,6 +119,15 @@ std::string Introduction(const Trace& trace, const DemoPlan& plan, const client:
       plan.folder, FormatBytes(plan.device_budget_bytes), FormatBytes(plan.host_budget_bytes));
 }
 
+// "-" where nothing was decoded: a number would be made up.
+std::string Percent(const Summary& summary, double Summary::*which) {
+  return summary.count > 0 ? FormatPercent(summary.*which) : "-";
+}
+
+std::string Seconds(const Summary& summary, double Summary::*which) {
+  return summary.count > 0 ? FormatElapsed(absl::Seconds(summary.*which)) : "-";
+}
+
 std::string RunsTable(const std::vector<RunReport>& runs) {
   Table table({{"policy"},
                {"recall"},
@@ -132,12 +141,13 @@ std::string RunsTable(const std::vector<RunReport>& runs) {
                {"p99", Align::kRight}});
   for (const RunReport& run : runs) {
     table.AddRow(
-        {run.policy, run.recall, FormatPercent(run.rel_error.p50), FormatPercent(run.rel_error.p99),
-         FormatPercent(run.answers_above_target.value_or(0)),
-         FormatPercent(run.certified_rel_error.p50), FormatPercent(run.certified_rel_error.p99),
-         FormatBytes(static_cast<uint64_t>(run.touched_bytes.total)),
-         FormatElapsed(absl::Seconds(run.step_seconds.p50)),
-         FormatElapsed(absl::Seconds(run.step_seconds.p99))});
+        {run.policy, run.recall, Percent(run.rel_error, &Summary::p50),
+         Percent(run.rel_error, &Summary::p99),
+         run.answers_above_target.has_value() ? FormatPercent(*run.answers_above_target) : "-",
+         Percent(run.certified_rel_error, &Summary::p50),
+         Percent(run.certified_rel_error, &Summary::p99),
+         run.has_steps() ? FormatBytes(static_cast<uint64_t>(run.touched_bytes.total)) : "-",
+         Seconds(run.step_seconds, &Summary::p50), Seconds(run.step_seconds, &Summary::p99)});
   }
   return table.Render();
 }
@@ -247,9 +257,13 @@ std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
     totals.violations += run.certificate_violations;
   }
   const RunReport& last = report.runs.back();
+  const std::string budget = FormatCount(last.budget_tokens), tokens = FormatCount(trace.tokens);
+  const std::string held =
+      last.budget_tokens < trace.tokens
+          ? absl::StrFormat("%s of %s tokens per lane, and the token of the step", budget, tokens)
+          : absl::StrFormat("all of %s tokens per lane: its budget is %s", tokens, budget);
   std::string text = absl::StrFormat(
-      "The working set holds %s of %s tokens per lane, and the token of the step. Error: of a "
-      "layer's\n"
+      "The working set holds %s. Error: of a layer's\n"
       "output against full attention in float64; certified: what the daemon vouches for. Recall "
       "off is\n"
       "what discarding costs. bounded reads back until its certificate is within the target; "
@@ -257,7 +271,7 @@ std::string RenderDemo(const Trace& trace, const ReplayReport& report) {
       "stops where errors are small by experience and proves nothing, so its certificate covers "
       "all that\n"
       "it left unread. Bytes and times are those of one step, a call of each layer.\n\n",
-      FormatCount(last.budget_tokens), FormatCount(trace.tokens));
+      held);
   text += RunsTable(report.runs);
   const uint64_t lanes = trace.kv_heads * trace.layers.size();
   text += absl::StrFormat(

@@ -116,7 +116,8 @@ Summary Summarise(std::vector<double> numbers) {
                   static_cast<double>(numbers.size()),
           .p50 = rank(0.5),
           .p99 = rank(0.99),
-          .max = numbers.back()};
+          .max = numbers.back(),
+          .count = numbers.size()};
 }
 
 }  // namespace ebbtide::cli

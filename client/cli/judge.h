@@ -34,12 +34,13 @@ struct TokenVerdict {
 absl::StatusOr<std::vector<TokenVerdict>> Judge(const LayerTruth& truth, uint64_t first,
                                                 uint64_t count, const client::AttendResult& result);
 
-// What is reported of many numbers. Of none: all zero.
+// What is reported of many numbers.
 struct Summary {
   double mean = 0;
   double p50 = 0;
   double p99 = 0;
   double max = 0;
+  uint64_t count = 0;  // Of the numbers; 0: the others say nothing.
 };
 
 // p50 and p99 by nearest rank: numbers that occurred.

@@ -247,7 +247,7 @@ class Run {
     report_.rel_error = Summarise(std::move(errors_));
     report_.certified_rel_error = Summarise(std::move(certified_));
     report_.prefill_rel_error = Summarise(std::move(prefill_errors_));
-    report_.bound_over_error_p50 = Summarise(std::move(bound_over_error_)).p50;
+    report_.bound_over_error = Summarise(std::move(bound_over_error_));
     const auto answers = static_cast<double>(step_seconds_.size() * source_.trace.layers.size());
     if (target_.has_value() && answers > 0) {
       report_.answers_above_target = static_cast<double>(above_target_) / answers;

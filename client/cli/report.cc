@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
@@ -20,8 +21,29 @@
 namespace ebbtide::cli {
 namespace {
 
+// Of what there was none of nothing is known, not that it was 0.
+Json OrNull(bool is_known, double number) {
+  return is_known ? Json(number) : Json(nullptr);
+}
+
+std::string OrDash(bool is_known, const std::string& text) {
+  return is_known ? text : "-";
+}
+
 Json ToJson(const Summary& summary) {
-  return {{"mean", summary.mean}, {"p50", summary.p50}, {"p99", summary.p99}, {"max", summary.max}};
+  const bool is_known = summary.count > 0;
+  return {{"mean", OrNull(is_known, summary.mean)},
+          {"p50", OrNull(is_known, summary.p50)},
+          {"p99", OrNull(is_known, summary.p99)},
+          {"max", OrNull(is_known, summary.max)}};
+}
+
+// Only these of its numbers.
+Json Ranks(const Summary& summary, std::initializer_list<const char*> names) {
+  const Json all = ToJson(summary);
+  Json some = Json::object();
+  for (const char* name : names) some[name] = all[name];
+  return some;
 }
 
 // As a page climbs: the daemon's words (proto/ebbtide/v1/cache.proto), others after them.
@@ -36,12 +58,14 @@ struct LadderOrder {
   }
 };
 
-Json ToJson(const PerStep& touched) {
+Json ToJson(const PerStep& touched, bool has_steps) {
   Json by_rung = Json::object();
   const std::map<std::string, double, LadderOrder> rungs(touched.by_rung.begin(),
                                                          touched.by_rung.end());
   for (const auto& [rung, value] : rungs) by_rung[rung] = value;
-  return {{"total", touched.total}, {"by_rung", by_rung}, {"by_tier", touched.by_tier}};
+  return {{"total", OrNull(has_steps, touched.total)},
+          {"by_rung", by_rung},
+          {"by_tier", touched.by_tier}};
 }
 
 Json ToJson(const RunReport& run) {
@@ -55,31 +79,45 @@ Json ToJson(const RunReport& run) {
           {"rel_error", ToJson(run.rel_error)},
           {"certified_error", ToJson(run.certified_rel_error)},
           {"prefill_rel_error", ToJson(run.prefill_rel_error)},
-          {"worst_head_rel_error", run.worst_head_rel_error},
+          {"worst_head_rel_error", OrNull(run.has_steps(), run.worst_head_rel_error)},
           {"certificate_violations", run.certificate_violations},
           {"not_met", {{"count", run.not_met}, {"by_reason", run.not_met_by_reason}}},
           {"answers_above_target",
-           run.answers_above_target.has_value() ? Json(*run.answers_above_target) : Json(nullptr)},
+           OrNull(run.answers_above_target.has_value(), run.answers_above_target.value_or(0))},
           {"bytes_checked", run.bytes_checked},
           {"byte_mismatches", run.byte_mismatches},
           {"bytes_lost", run.bytes_lost},
           {"bytes_checked_by_tier", run.bytes_checked_by_tier},
           {"tokens", cli::ToJson(run.tokens)},
           {"demotions", run.demotions},
-          {"absent_pages", run.absent_pages},
-          {"touched_pages_per_step", ToJson(run.touched_pages)},
-          {"touched_bytes_per_step", ToJson(run.touched_bytes)},
-          {"bound_over_error", {{"p50", run.bound_over_error_p50}}},
-          {"step_seconds", {{"p50", run.step_seconds.p50}, {"p99", run.step_seconds.p99}}},
+          {"absent_pages", OrNull(run.has_steps(), run.absent_pages)},
+          {"touched_pages_per_step", ToJson(run.touched_pages, run.has_steps())},
+          {"touched_bytes_per_step", ToJson(run.touched_bytes, run.has_steps())},
+          {"bound_over_error", Ranks(run.bound_over_error, {"p50"})},
+          {"step_seconds", Ranks(run.step_seconds, {"p50", "p99"})},
           {"wall_seconds", run.wall_seconds}};
 }
 
-std::string Seconds(double seconds) {
-  return FormatElapsed(absl::Seconds(seconds));
+std::string Number(const Summary& summary, double Summary::*which) {
+  return OrDash(summary.count > 0, FormatNumber(summary.*which));
 }
 
-std::string Bytes(double bytes) {
-  return FormatBytes(static_cast<uint64_t>(bytes));
+std::string Seconds(const Summary& summary, double Summary::*which) {
+  return OrDash(summary.count > 0, FormatElapsed(absl::Seconds(summary.*which)));
+}
+
+// Of the decode steps, where there was one.
+std::string PerStepNumber(const RunReport& run, double number) {
+  return OrDash(run.has_steps(), FormatNumber(number));
+}
+
+std::string PerStepBytes(const RunReport& run) {
+  return OrDash(run.has_steps(), FormatBytes(static_cast<uint64_t>(run.touched_bytes.total)));
+}
+
+std::string AboveTarget(const RunReport& run) {
+  return OrDash(run.answers_above_target.has_value(),
+                FormatPercent(run.answers_above_target.value_or(0)));
 }
 
 // A line of the table: what it is called, and what a run has to say to it.
@@ -90,22 +128,22 @@ struct Line {
 
 std::vector<Line> QualityLines() {
   return {
-      {"relative error mean", [](const auto& run) { return FormatNumber(run.rel_error.mean); }},
-      {"  p50", [](const auto& run) { return FormatNumber(run.rel_error.p50); }},
-      {"  p99", [](const auto& run) { return FormatNumber(run.rel_error.p99); }},
-      {"  max", [](const auto& run) { return FormatNumber(run.rel_error.max); }},
-      {"  worst head", [](const auto& run) { return FormatNumber(run.worst_head_rel_error); }},
-      {"  prefill max", [](const auto& run) { return FormatNumber(run.prefill_rel_error.max); }},
+      {"relative error mean",
+       [](const auto& run) { return Number(run.rel_error, &Summary::mean); }},
+      {"  p50", [](const auto& run) { return Number(run.rel_error, &Summary::p50); }},
+      {"  p99", [](const auto& run) { return Number(run.rel_error, &Summary::p99); }},
+      {"  max", [](const auto& run) { return Number(run.rel_error, &Summary::max); }},
+      {"  worst head",
+       [](const auto& run) { return PerStepNumber(run, run.worst_head_rel_error); }},
+      {"  prefill max",
+       [](const auto& run) { return Number(run.prefill_rel_error, &Summary::max); }},
       {"  certified p50",
-       [](const auto& run) { return FormatNumber(run.certified_rel_error.p50); }},
-      {"bound / error p50", [](const auto& run) { return FormatNumber(run.bound_over_error_p50); }},
+       [](const auto& run) { return Number(run.certified_rel_error, &Summary::p50); }},
+      {"bound / error p50",
+       [](const auto& run) { return Number(run.bound_over_error, &Summary::p50); }},
       {"certificate violations",
        [](const auto& run) { return FormatCount(run.certificate_violations); }},
-      {"answers above target",
-       [](const auto& run) {
-         return run.answers_above_target.has_value() ? FormatPercent(*run.answers_above_target)
-                                                     : "-";
-       }},
+      {"answers above target", AboveTarget},
       {"answers not met", [](const auto& run) { return FormatCount(run.not_met); }},
   };
 }
@@ -125,17 +163,18 @@ std::vector<Line> PlaceLines() {
 
 std::vector<Line> PageLines() {
   return {
-      {"absent pages", [](const auto& run) { return FormatNumber(run.absent_pages); }},
-      {"  touched per step", [](const auto& run) { return FormatNumber(run.touched_pages.total); }},
+      {"absent pages", [](const auto& run) { return PerStepNumber(run, run.absent_pages); }},
+      {"  touched per step",
+       [](const auto& run) { return PerStepNumber(run, run.touched_pages.total); }},
   };
 }
 
 std::vector<Line> CostLines() {
   return {
-      {"  bytes per step", [](const auto& run) { return Bytes(run.touched_bytes.total); }},
-      {"step p50", [](const auto& run) { return Seconds(run.step_seconds.p50); }},
-      {"  p99", [](const auto& run) { return Seconds(run.step_seconds.p99); }},
-      {"whole run", [](const auto& run) { return Seconds(run.wall_seconds); }},
+      {"  bytes per step", PerStepBytes},
+      {"step p50", [](const auto& run) { return Seconds(run.step_seconds, &Summary::p50); }},
+      {"  p99", [](const auto& run) { return Seconds(run.step_seconds, &Summary::p99); }},
+      {"whole run", [](const auto& run) { return FormatElapsed(absl::Seconds(run.wall_seconds)); }},
   };
 }
 

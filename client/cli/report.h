@@ -47,10 +47,11 @@ struct RunReport {
   double absent_pages = 0;  // When the queries of a decode step came, summed over layers; mean.
   PerStep touched_pages = {};
   PerStep touched_bytes = {};
-  double bound_over_error_p50 = 0;
-  Summary step_seconds = {};  // Decode: all layers' calls of a token.
+  Summary bound_over_error = {};  // Decode, of the heads with an error.
+  Summary step_seconds = {};      // Decode: all layers' calls of a token.
   double wall_seconds = 0;
 
+  bool has_steps() const { return rel_error.count > 0; }  // Else nothing was decoded.
   bool is_sound() const {
     return certificate_violations == 0 && byte_mismatches == 0 && bytes_lost == 0;
   }

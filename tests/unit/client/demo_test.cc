@@ -82,13 +82,35 @@ TEST(DemoTest, TheVerdictSumsAllRuns) {
   EXPECT_THAT(text, ContainsRegex("snapkv\\+caote +off .* 87.5 %"));
 }
 
+std::string OnOneLine(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');  // Lines are broken where they are full.
+  return text;
+}
+
+TEST(DemoTest, ABudgetOfMoreThanThereIsHoldsAllOfIt) {
+  RunReport last{.policy = "streaming", .recall = "exact", .budget_tokens = 39};
+
+  EXPECT_THAT(OnOneLine(RenderDemo(SmallTrace(), {.runs = {last}})),
+              HasSubstr("holds 39 of 40 tokens per lane, and the token of the step."));
+
+  last.budget_tokens = 5000;
+  EXPECT_THAT(OnOneLine(RenderDemo(SmallTrace(), {.runs = {last}})),
+              HasSubstr("holds all of 40 tokens per lane: its budget is 5,000."));
+}
+
+TEST(DemoTest, WhatWasNotDecodedHasNoNumbers) {
+  const RunReport run{.policy = "streaming", .recall = "exact"};
+
+  EXPECT_THAT(RenderDemo(SmallTrace(), {.runs = {run}}),
+              ContainsRegex("streaming +exact( +-){8}\n"));
+}
+
 TEST(DemoTest, ItsNumbersSayWhatTheyCount) {
   RunReport last{.policy = "snapkv+caote", .recall = "exact"};
   last.tokens = {.device = 60, .host = 70, .rocksdb = 80, .open = 10};
   last.demotions = 100;
 
-  std::string text = RenderDemo(SmallTrace(), {.runs = {last}});
-  std::replace(text.begin(), text.end(), '\n', ' ');  // Lines are broken where they are full.
+  const std::string text = OnOneLine(RenderDemo(SmallTrace(), {.runs = {last}}));
 
   EXPECT_THAT(text, HasSubstr("40 tokens in 4 lanes (layers: 2, kv heads: 2) are 160 lane-tokens, "
                               "a key and a value each. In the last run 100 of them left the "

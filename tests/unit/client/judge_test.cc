@@ -152,6 +152,7 @@ TEST(SummariseTest, RanksAreNumbersThatOccurred) {
   EXPECT_EQ(summary.p50, 50);
   EXPECT_EQ(summary.p99, 99);
   EXPECT_EQ(summary.max, 100);
+  EXPECT_EQ(summary.count, 100U);
 }
 
 TEST(SummariseTest, OfOneNumberEverythingIsThatNumber) {
@@ -159,7 +160,7 @@ TEST(SummariseTest, OfOneNumberEverythingIsThatNumber) {
 
   EXPECT_EQ(summary.p50, 7);
   EXPECT_EQ(summary.p99, 7);
-  EXPECT_EQ(Summarise({}).max, 0);
+  EXPECT_EQ(Summarise({}).count, 0U);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ using testing::Pair;
 
 class PlayerTest : public testing::Test {
  protected:
-  PlayerTest()
-      : trace_(*ParseTrace(MakeSyntheticFile({}).Bytes(), {})),
+  explicit PlayerTest(const SyntheticSpec& spec = {})
+      : trace_(*ParseTrace(MakeSyntheticFile(spec).Bytes(), {})),
         client_(*client::Client::Connect(daemon_.target())) {
     ParallelFor parallel(1);
     for (const TraceLayer& layer : trace_.layers) {
@@ -98,7 +98,7 @@ TEST_F(PlayerTest, DiscardedTokensAreAnErrorThatTheCertificateCovers) {
   EXPECT_GT(run.rel_error.p50, 0.01);
   EXPECT_LT(run.prefill_rel_error.max, 1e-6);
   EXPECT_THAT(run.not_met_by_reason, ElementsAre(Pair("RECALL_OFF", 2 * 16)));
-  EXPECT_NEAR(run.bound_over_error_p50, 1.5, 0.01);
+  EXPECT_NEAR(run.bound_over_error.p50, 1.5, 0.01);
   // Normalised alike: the fake certifies half as much again as the error of each head.
   EXPECT_NEAR(run.certified_rel_error.mean, 1.5 * run.rel_error.mean, 1e-3);
   EXPECT_NEAR(run.certified_rel_error.max, 1.5 * run.rel_error.max, 1e-3);
@@ -194,6 +194,21 @@ TEST_F(PlayerTest, TheSequenceIsClosedWhateverHappened) {
   stop_at_ = 26;
   EXPECT_THAT(Run(Spec("off")), StatusIs(absl::StatusCode::kCancelled));
   EXPECT_EQ(daemon_.open_sequences(), 0);
+}
+
+class PlayerOfAPromptTest : public PlayerTest {
+ protected:
+  PlayerOfAPromptTest() : PlayerTest({.tokens = 24, .prompt_length = 24}) {}
+};
+
+TEST_F(PlayerOfAPromptTest, OfStepsThatNobodyTookNothingIsSaid) {
+  ASSERT_OK_AND_ASSIGN(const RunReport run, Run(Spec("bounded(0.02)")));
+
+  EXPECT_FALSE(run.has_steps());
+  EXPECT_EQ(run.rel_error.count, 0U);
+  EXPECT_EQ(run.step_seconds.count, 0U);
+  EXPECT_EQ(run.answers_above_target, std::nullopt);
+  EXPECT_EQ(run.prefill_rel_error.count, 2U * 24);
 }
 
 TEST(ChunkForTest, SuitsThePrefillMode) {

@@ -84,8 +84,9 @@ TEST(PlanRunsTest, WhatIsNotSaidIsLeftToTheDaemon) {
 
 ReplayReport OneRun() {
   RunReport run{.policy = "h2o", .recall = "off", .prefill = "exact"};
-  run.rel_error = {.mean = 0.1, .p50 = 0.2, .p99 = 0.3, .max = 0.4};
-  run.certified_rel_error = {.mean = 1.1, .p50 = 1.2, .p99 = 1.3, .max = 1.4};
+  run.rel_error = {.mean = 0.1, .p50 = 0.2, .p99 = 0.3, .max = 0.4, .count = 5};
+  run.certified_rel_error = {.mean = 1.1, .p50 = 1.2, .p99 = 1.3, .max = 1.4, .count = 5};
+  run.step_seconds = {.p50 = 0.5, .p99 = 0.6, .count = 5};
   run.touched_pages = {.total = 3, .by_rung = {{"pages", 3}}, .by_tier = {{"rocksdb", 3}}};
   return {.trace = "t.safetensors", .steps = 5, .layers = {15}, .prompt_length = 9, .runs = {run}};
 }
@@ -117,6 +118,43 @@ TEST(ReportJsonTest, FieldsAreThoseThatReadersRelyOn) {
   EXPECT_TRUE(run["answers_above_target"].is_null());
   EXPECT_THAT(Keys(run["step_seconds"]), ElementsAre("p50", "p99"));
   EXPECT_THAT(Keys(run["tokens"]), ElementsAre("device", "host", "rocksdb", "open"));
+}
+
+// The paths of all nulls.
+std::vector<std::string> Nulls(const Json& json, const std::string& path = "") {
+  std::vector<std::string> nulls;
+  if (json.is_null()) return {path};
+  if (!json.is_object()) return {};
+  for (const auto& [key, value] : json.items()) {
+    for (std::string& below : Nulls(value, path + "." + key)) nulls.push_back(std::move(below));
+  }
+  return nulls;
+}
+
+TEST(ReportJsonTest, WhatWasNotMeasuredIsNullAndADash) {
+  ReplayReport report = OneRun();
+  EXPECT_THAT(
+      Nulls(ToJson(report)["runs"][0]),
+      ElementsAre(".prefill_rel_error.mean", ".prefill_rel_error.p50", ".prefill_rel_error.p99",
+                  ".prefill_rel_error.max", ".answers_above_target", ".bound_over_error.p50"));
+
+  report.steps = 0;
+  report.runs = {{.policy = "h2o", .recall = "bounded(0.02)", .prefill = "exact"}};
+  report.runs[0].prefill_rel_error = {.mean = 0.1, .p50 = 0.2, .p99 = 0.3, .max = 0.4, .count = 9};
+
+  EXPECT_THAT(
+      Nulls(ToJson(report)["runs"][0]),
+      ElementsAre(".rel_error.mean", ".rel_error.p50", ".rel_error.p99", ".rel_error.max",
+                  ".certified_error.mean", ".certified_error.p50", ".certified_error.p99",
+                  ".certified_error.max", ".worst_head_rel_error", ".answers_above_target",
+                  ".absent_pages", ".touched_pages_per_step.total", ".touched_bytes_per_step.total",
+                  ".bound_over_error.p50", ".step_seconds.p50", ".step_seconds.p99"));
+  const std::string text = RenderReport(report);
+  for (const char* line : {"relative error mean", "  worst head", "  certified p50", "absent pages",
+                           "  touched per step", "  bytes per step", "step p50"}) {
+    EXPECT_THAT(text, testing::ContainsRegex(std::string(line) + " +-\n"));
+  }
+  EXPECT_THAT(text, testing::ContainsRegex("  prefill max +0\\.4\n"));
 }
 
 TEST(ReportTableTest, RunsStandSideBySide) {
