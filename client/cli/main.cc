@@ -54,6 +54,15 @@ void TuneMalloc() {
   // NOLINTEND(concurrency-mt-unsafe)
 }
 
+// An empty word is a variable that nobody set, not a wish for the default.
+CLI::Validator NotEmpty(const std::string& what) {
+  return CLI::Validator(
+      [what](const std::string& text) {
+        return text.empty() ? absl::StrFormat("\"\" says nothing; give %s", what) : std::string();
+      },
+      "");
+}
+
 void AddWatchingVerbs(CLI::App& app, const Common& common, Verb& verb) {
   app.add_subcommand("status", "Is the daemon well: version, tiers, answers, what was refused")
       ->fallthrough()
@@ -70,8 +79,10 @@ void AddDescribe(CLI::App& app, const Common& common, DescribeArgs& args, Verb& 
   CLI::App* describe = app.add_subcommand("describe", "One sequence: its lanes, and their tokens");
   describe->fallthrough();
   describe->add_option("SEQUENCE", args.sequence, "its name, as `ebbctl sequences` lists it")
-      ->required();
-  describe->add_option("--lane", args.lane, "only this lane: LAYER/KV_HEAD");
+      ->required()
+      ->check(NotEmpty("a name"));
+  describe->add_option("--lane", args.lane, "only this lane: LAYER/KV_HEAD, both counted from 0")
+      ->check(NotEmpty("LAYER/KV_HEAD, such as 0/0"));
   describe->add_flag("--tokens", args.with_tokens,
                      "each token of the lane: position, tier, score, and why it is there");
   describe->footer("Example:\n  ebbctl describe chat-17 --lane 0/0 --tokens");
@@ -99,12 +110,22 @@ void AddReplay(CLI::App& app, const Common& common, ReplayArgs& args, Verb& verb
       ->required();
   replay->add_option("--budget", args.budget, "tokens per lane, or a percentage of the trace")
       ->required();
-  replay->add_option("--recall", args.recalls,
-                     "off, bounded(tau), estimated(tau), exact; several; default: the daemon's");
-  replay->add_option("--prefill", args.prefills, "exact (default), blockwise(B); several");
-  replay->add_option("--layers", args.layers, "these of the recorded layers; default: all");
-  replay->add_option("--chunk", args.chunk,
-                     "tokens per prefill call; default 512, or 128 where blockwise");
+  replay
+      ->add_option("--recall", args.recalls,
+                   "off, bounded(tau), estimated(tau), exact; several; default: the daemon's")
+      ->check(NotEmpty("a recall mode, such as exact"));
+  replay->add_option("--prefill", args.prefills, "exact (default), blockwise(B); several")
+      ->check(NotEmpty("a prefill mode, such as exact"));
+  replay
+      ->add_option("--layers", args.layers,
+                   "these of the recorded layers, by their numbers in the model; default: all")
+      ->check(NotEmpty("layers, such as 0,15"));
+  replay
+      ->add_option("--chunk", args.chunk,
+                   "tokens per prefill call, from 1 to 512, or to B where blockwise(B); default "
+                   "512, or 128 where blockwise")
+      ->check(NotEmpty("tokens, such as 128"))
+      ->type_name("TOKENS");
   replay->footer(
       "Every combination of policy, recall and prefill is one run; all bytes are read back at its\n"
       "end. Exit code 1 if a byte differs or a true error is above its certified bound.\n\n"
@@ -120,7 +141,8 @@ void AddDemo(CLI::App& app, const Common& common, DemoArgs& args, Verb& verb) {
   CLI::App* demo = app.add_subcommand(
       "demo", "Start a daemon of its own, play a recorded model through it, check every byte");
   demo->fallthrough();
-  demo->add_option("--trace", args.trace, "another trace than the one of the source tree");
+  demo->add_option("--trace", args.trace, "another trace than the one of the source tree")
+      ->check(NotEmpty("a file"));
   demo->add_option("--budget", args.budget, "tokens per lane, or a percentage; default 12.5%");
   demo->footer(
       "Needs ebbtided beside this program. Leaves nothing behind. Exit code 0 only where no byte\n"
@@ -187,8 +209,9 @@ int Main(int argc, char** argv) {
     return "ebbctl: " + CLI::FailureMessage::simple(failed, error);
   });
   app.add_option(
-      "--socket", common.socket,
-      "the daemon's endpoint, unix:PATH or HOST:PORT; default " + client::DefaultTarget());
+         "--socket", common.socket,
+         "the daemon's endpoint, unix:PATH or HOST:PORT; default " + client::DefaultTarget())
+      ->check(NotEmpty("unix:PATH or HOST:PORT"));
   app.add_option("-o,--output", common.output, "table (default) or json")
       ->transform(CLI::Transformer(
           std::map<std::string, Output>{{"table", Output::kTable}, {"json", Output::kJson}}))

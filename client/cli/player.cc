@@ -64,6 +64,30 @@ std::string AtASecondSignal(const std::string& name) {
   return ItIsLeft(name, "a second signal ended its replay");
 }
 
+// "blockwise(B)": B, or none.
+std::optional<uint32_t> BlockOf(const std::string& prefill) {
+  const std::optional<std::string> block = ArgumentOf(prefill, "blockwise");
+  uint32_t tokens = 0;
+  if (!block.has_value() || !absl::SimpleAtoi(*block, &tokens) || tokens == 0) return {};
+  return tokens;
+}
+
+// Tokens per prefill call. What was asked for is kept to or refused.
+absl::StatusOr<uint32_t> ChunkOf(const RunSpec& spec, uint32_t daemons_max) {
+  const uint32_t most = daemons_max == 0 ? kExactChunk : daemons_max;
+  if (spec.chunk == 0) return std::min(ChunkFor(spec.prefill), most);
+  if (spec.chunk > most) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--chunk %u: the daemon takes %u tokens per call at most", spec.chunk, most));
+  }
+  if (const auto block = BlockOf(spec.prefill); block.has_value() && spec.chunk > *block) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--chunk %u: prefill %s takes %u tokens per call at most", spec.chunk,
+                        spec.prefill, *block));
+  }
+  return spec.chunk;
+}
+
 struct Opened {
   client::Sequence sequence;
   uint32_t page_tokens = 0;
@@ -73,10 +97,9 @@ struct Opened {
 absl::StatusOr<Opened> Open(const client::Client& client, const Trace& trace, const RunSpec& spec,
                             const std::string& name) {
   EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
+  EBBTIDE_ASSIGN_OR_RETURN(const uint32_t chunk, ChunkOf(spec, info.chunk_tokens_max));
   const client::Model model = {.name = ModelName(trace), .geometry = trace.geometry()};
   EBBTIDE_ASSIGN_OR_RETURN(const client::RegisteredModel registered, client.RegisterModel(model));
-  const uint32_t chunk = std::min(spec.chunk == 0 ? ChunkFor(spec.prefill) : spec.chunk,
-                                  info.chunk_tokens_max == 0 ? kExactChunk : info.chunk_tokens_max);
   absl::StatusOr<client::Sequence> sequence = client.OpenSequence({.name = name,
                                                                    .model = model.name,
                                                                    .policy = spec.policy,
@@ -281,10 +304,8 @@ class Run {
 }  // namespace
 
 uint32_t ChunkFor(const std::string& prefill) {
-  const std::optional<std::string> block = ArgumentOf(prefill, "blockwise");
-  uint32_t tokens = 0;
-  if (!block.has_value() || !absl::SimpleAtoi(*block, &tokens) || tokens == 0) return kExactChunk;
-  return std::min(kBlockwiseChunk, tokens);
+  const std::optional<uint32_t> block = BlockOf(prefill);
+  return block.has_value() ? std::min(kBlockwiseChunk, *block) : kExactChunk;
 }
 
 std::optional<double> TargetOf(const std::string& recall) {

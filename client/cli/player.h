@@ -26,7 +26,7 @@ struct RunSpec {
   std::string recall = {};   // Empty: the daemon's default.
   std::string prefill = {};  // Empty: "exact".
   client::Budget budget = {};
-  uint32_t chunk = 0;  // Tokens per prefill call; 0: what suits the prefill mode.
+  uint32_t chunk = 0;  // Tokens per prefill call; 0: what suits the prefill mode and the daemon.
   // What answers are held against where the recall mode has no target of its own.
   std::optional<double> target = {};
 };
@@ -39,11 +39,13 @@ struct ReplaySource {
 
 // Whether the daemon would take a run: opens its sequence and closes it again. What it refuses a
 // run for at the start it refuses here, with its own codes.
+//   kInvalidArgument  chunks beyond what the daemon or the prefill mode takes; names both
 absl::Status Ask(const client::Client& client, const Trace& trace, const RunSpec& spec);
 
 // Plays `source` once, in a sequence of its own that is closed at the end, whatever happened.
 // `progress` hears the tokens played so far and may stop the run by an error.
 //   kFailedPrecondition  the daemon answered less than the whole trace
+//   kInvalidArgument     as Ask
 // and the daemon's own codes.
 absl::StatusOr<RunReport> Play(const client::Client& client, const ReplaySource& source,
                                const RunSpec& spec,

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -19,11 +20,13 @@
 #include "base/status_macros.h"
 #include "client/cli/interrupt.h"
 #include "client/cli/progress.h"
+#include "client/cli/units.h"
 
 namespace ebbtide::cli {
 namespace {
 
-constexpr int kTruthThreads = 2;  // The daemon needs the others.
+constexpr int kTruthThreads = 2;                // The daemon needs the others.
+constexpr uint32_t kBudgetTokensMax = 1 << 24;  // The daemon's.
 
 Progress StderrProgress(std::string what, uint64_t total) {
   return Progress(std::move(what), total, stderr, isatty(STDERR_FILENO) != 0, SteadyClock());
@@ -39,9 +42,30 @@ absl::StatusOr<std::vector<uint32_t>> ParseLayers(const std::string& text) {
       return absl::InvalidArgumentError(
           absl::StrFormat("--layers: \"%s\" is not a layer number", part));
     }
+    if (std::ranges::find(layers, layer) != layers.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--layers \"%s\": layer %u is named twice", text, layer));
+    }
     layers.push_back(layer);
   }
   return layers;
+}
+
+// 0 where nothing is said.
+absl::StatusOr<uint32_t> ParseChunk(const std::string& text) {
+  uint32_t chunk = 0;
+  if (text.empty() || (absl::SimpleAtoi(text, &chunk) && chunk > 0)) return chunk;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--chunk \"%s\": give the tokens of a prefill call, from 1 to what the daemon takes (512)",
+      text));
+}
+
+// Digits, and one point where it is a `share`: what other numbers look like, people do not write.
+bool IsPlainNumber(absl::string_view text, bool is_share) {
+  const auto points = std::count(text.begin(), text.end(), '.');
+  return points <= (is_share ? 1 : 0) && std::all_of(text.begin(), text.end(), [](char c) {
+           return absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '.';
+         });
 }
 
 // What a list option says, or the one empty choice that leaves it to the daemon.
@@ -144,17 +168,20 @@ absl::StatusOr<client::Budget> ParseBudget(const std::string& text, uint64_t tok
   absl::string_view number = text;
   client::Budget budget;
   if (absl::ConsumeSuffix(&number, "%")) {
+    absl::ConsumeSuffix(&number, " ");
     budget.of_tokens = static_cast<uint32_t>(tokens);
-    if (absl::SimpleAtod(number, &budget.percent) && budget.percent > 0 && budget.percent <= 100) {
+    if (IsPlainNumber(number, true) && absl::SimpleAtod(number, &budget.percent) &&
+        budget.percent > 0 && budget.percent <= 100) {
       return budget;
     }
-  } else if (absl::SimpleAtoi(number, &budget.tokens) && budget.tokens > 0) {
+  } else if (IsPlainNumber(number, false) && absl::SimpleAtoi(number, &budget.tokens) &&
+             budget.tokens > 0 && budget.tokens <= kBudgetTokensMax) {
     return budget;
   }
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "--budget \"%s\": give tokens per lane, such as 512, or a percentage over 0 %% and up to "
-      "100 %% of the trace, such as 12.5%%",
-      text));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--budget \"%s\": give 1 to %s tokens per lane, such as 512, or a percentage "
+                      "over 0 %% and up to 100 %% of the trace, such as 12.5%%",
+                      text, FormatCount(kBudgetTokensMax)));
 }
 
 absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t trace_tokens) {
@@ -162,6 +189,7 @@ absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t t
   EBBTIDE_ASSIGN_OR_RETURN(const auto recalls, Choices("--recall", args.recalls));
   EBBTIDE_ASSIGN_OR_RETURN(const auto prefills, Choices("--prefill", args.prefills));
   EBBTIDE_ASSIGN_OR_RETURN(const client::Budget budget, ParseBudget(args.budget, trace_tokens));
+  EBBTIDE_ASSIGN_OR_RETURN(const uint32_t chunk, ParseChunk(args.chunk));
   std::vector<RunSpec> specs;
   for (const std::string& policy : policies) {
     for (const std::string& recall : recalls) {
@@ -170,7 +198,7 @@ absl::StatusOr<std::vector<RunSpec>> PlanRuns(const ReplayArgs& args, uint64_t t
                          .recall = recall,
                          .prefill = prefill,
                          .budget = budget,
-                         .chunk = args.chunk});
+                         .chunk = chunk});
       }
     }
   }

@@ -20,11 +20,11 @@ namespace ebbtide::cli {
 struct ReplayArgs {
   std::vector<std::string> traces = {};
   std::string policies = {};
-  std::string budget = {};    // "512" or "12.5%"
+  std::string budget = {};    // "512" or "12.5%"; a blank may stand before the sign.
   std::string recalls = {};   // Empty: the daemon's default.
   std::string prefills = {};  // Empty: "exact".
   std::string layers = {};    // Empty: all recorded.
-  uint32_t chunk = 0;
+  std::string chunk = {};     // Empty: what suits the prefill mode.
 };
 
 // "a,b(c,d)" to "a" and "b(c,d)".
@@ -32,8 +32,8 @@ struct ReplayArgs {
 absl::StatusOr<std::vector<std::string>> SplitList(const std::string& option,
                                                    const std::string& text);
 
-// "512", or "12.5%" of `tokens`.
-//   kInvalidArgument  neither
+// "512", or "12.5%" or "12.5 %" of `tokens`. scripts/demo takes the same.
+//   kInvalidArgument  neither, or beyond what the daemon takes
 absl::StatusOr<client::Budget> ParseBudget(const std::string& text, uint64_t tokens);
 
 // Every combination, policies slowest, prefill modes fastest.

@@ -25,6 +25,7 @@
 
 #include "client/cli/daemon_process.h"
 #include "client/cli/demo.h"
+#include "client/cli/replay.h"
 #include "client/cli/verbs.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/status_matchers.h"
@@ -450,6 +451,27 @@ TEST_F(EbbctlTest, ATraceThatIsNoneIsTwoWhateverIsWrongWithIt) {
   }
 }
 
+// Though nobody could be asked.
+TEST_F(EbbctlTest, AMistakeIsNamedWithItsLimitBeforeADaemonIsAsked) {
+  const std::string replay =
+      "replay " + std::string(kTrace) + " --policy h2o --socket " + socket_ + " ";
+  for (const auto& [arguments, mistake] : std::vector<std::pair<std::string, std::string>>{
+           {replay + "--budget 50% --layers 7,22,7", "--layers \"7,22,7\": layer 7 is named twice"},
+           {replay + "--budget 50% --layers ''", "--layers: \"\" says nothing; give layers"},
+           {replay + "--budget 50% --recall ''", "--recall: \"\" says nothing; give a recall mode"},
+           {replay + "--budget 50% --prefill ''", "--prefill: \"\" says nothing; give a prefill"},
+           {replay + "--budget 50% --chunk ''", "--chunk: \"\" says nothing; give tokens"},
+           {replay + "--budget 50% --chunk 0", "--chunk \"0\": give the tokens of a prefill call"},
+           {replay + "--budget 4294967296", "--budget \"4294967296\": give 1 to 16,777,216 tokens"},
+           {"demo --trace ''", "--trace: \"\" says nothing; give a file"},
+           {"describe s --lane ''", "--lane: \"\" says nothing; give LAYER/KV_HEAD"},
+           {"describe ''", "SEQUENCE: \"\" says nothing; give a name"},
+           {"status --socket ''", "--socket: \"\" says nothing; give unix:PATH or HOST:PORT"}}) {
+    EXPECT_THAT(RunToEnd(Ebbctl(arguments)), IsOkAndHolds(2)) << arguments;
+    EXPECT_THAT(Err(), testing::StartsWith("ebbctl: " + mistake)) << arguments;
+  }
+}
+
 TEST_F(EbbctlTest, AWordThatIsNoVerbIsNamedBesideThoseThatAre) {
   for (const auto& [arguments, answer] : std::vector<std::pair<const char*, const char*>>{
            {"nosuch", "ebbctl: \"nosuch\" is no verb; say one of status, tiers, sequences, "},
@@ -575,12 +597,12 @@ TEST_F(ScriptTest, AWrongArgumentIsFoundBeforeAnythingIsBuilt) {
            {"demo --bogus", "unknown argument '--bogus'"},
            {"demo --budget 5% bogus", "unknown argument 'bogus'"},
            {"demo --budget", "--budget needs a value"},
-           {"demo --budget nonsense", "--budget 'nonsense': tokens"},
-           {"demo --budget=0", "--budget '0': tokens"},
-           {"demo --budget 0.0%", "--budget '0.0%': tokens"},
-           {"demo --budget 101%", "--budget '101%': tokens"},
-           {"demo --budget %", "--budget '%': tokens"},
-           {"demo --budget -1", "--budget '-1': tokens"},
+           {"demo --budget nonsense", "--budget 'nonsense': give 1 to 16,777,216 tokens"},
+           {"demo --budget=0", "--budget '0': give 1 to 16,777,216 tokens"},
+           {"demo --budget 0.0%", "--budget '0.0%': give 1 to 16,777,216 tokens"},
+           {"demo --budget 101%", "--budget '101%': give 1 to 16,777,216 tokens"},
+           {"demo --budget %", "--budget '%': give 1 to 16,777,216 tokens"},
+           {"demo --budget -1", "--budget '-1': give 1 to 16,777,216 tokens"},
            {"demo --trace missing", "there is no file "},
            {"demo -o yaml", "-o: table or json"},
            {"demo -o=json", "'-o=json': say -o json"},
@@ -599,6 +621,17 @@ TEST_F(ScriptTest, ARightArgumentIsTaken) {
         "demo --budget .5%", "demo -o json --output=table", "test", "test -R Lane -LE slow",
         "test --rerun-failed --repeat until-fail:3"}) {
     EXPECT_THAT(Run(command), IsOkAndHolds(3)) << command << ": " << Err();
+  }
+}
+
+TEST_F(ScriptTest, TheDemoAndItsScriptAgreeOnABudget) {
+  for (const char* budget :
+       {"1",      "0512",   "16777216", "16777217", "99999999", "4294967296", "100%",
+        "100.0%", "100.5%", "50 %",     "50  %",    " 50%",     "5.%",        ".5%",
+        ".%",     "%",      "1.2.3%",   "1e1%",     "+5",       "0",          "00%"}) {
+    const bool is_taken = ParseBudget(budget, 4096).ok();
+    EXPECT_THAT(Run("demo --budget '" + std::string(budget) + "'"), IsOkAndHolds(is_taken ? 3 : 2))
+        << budget << ": " << Err();
   }
 }
 

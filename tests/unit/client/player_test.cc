@@ -5,6 +5,7 @@
 #include "client/cli/player.h"
 
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -181,6 +182,25 @@ TEST_F(PlayerTest, AskingPlaysNothingAndLeavesNothingOpen) {
 
   EXPECT_THAT(daemon_.calls(), testing::IsEmpty());
   EXPECT_EQ(daemon_.open_sequences(), 0);
+}
+
+TEST_F(PlayerTest, AChunkBeyondALimitIsRefusedWithIt) {
+  for (const auto& [chunk, prefill, limit] :
+       std::vector<std::tuple<uint32_t, const char*, const char*>>{
+           {1000, "exact", "--chunk 1000: the daemon takes 512 tokens per call at most"},
+           {65, "blockwise(64)", "--chunk 65: prefill blockwise(64) takes 64 tokens per call"}}) {
+    RunSpec spec = Spec("off");
+    spec.chunk = chunk;
+    spec.prefill = prefill;
+
+    EXPECT_THAT(Ask(client_, trace_, spec),
+                StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr(limit)));
+    EXPECT_EQ(daemon_.open_sequences(), 0);
+  }
+  RunSpec most = Spec("off");
+  most.chunk = 64;
+  most.prefill = "blockwise(64)";
+  EXPECT_OK(Ask(client_, trace_, most));
 }
 
 TEST_F(PlayerTest, TheSequenceIsClosedWhateverHappened) {

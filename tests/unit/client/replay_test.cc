@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -19,6 +20,7 @@ namespace {
 using absl::StatusCode;
 using test::IsOkAndHolds;
 using test::StatusIs;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -48,11 +50,52 @@ TEST(ParseBudgetTest, TakesTokensOrAShareOfTheTrace) {
   EXPECT_EQ(tokens.percent, 0);
   EXPECT_EQ(share.percent, 12.5);
   EXPECT_EQ(share.of_tokens, 4096U);
+  ASSERT_OK_AND_ASSIGN(const client::Budget spaced, ParseBudget("50 %", 4096));
+  EXPECT_EQ(spaced.percent, 50);
 }
 
 TEST(ParseBudgetTest, RefusesWhatIsNeither) {
-  for (const char* text : {"", "0", "-1", "1.5", "0%", "101%", "nan%", "x%", "%"}) {
-    EXPECT_THAT(ParseBudget(text, 4096), StatusIs(StatusCode::kInvalidArgument)) << text;
+  for (const char* text : {"",
+                           "0",
+                           "-1",
+                           "1.5",
+                           "0%",
+                           "101%",
+                           "nan%",
+                           "x%",
+                           "%",
+                           "+5",
+                           " 5",
+                           "5 ",
+                           "0x10",
+                           "1e1%",
+                           "-5%",
+                           "+5%",
+                           "5  %",
+                           " %",
+                           "1.2.3%",
+                           "100.5%",
+                           "16777217",
+                           "4294967296",
+                           "99999999999999999999"}) {
+    EXPECT_THAT(ParseBudget(text, 4096),
+                StatusIs(StatusCode::kInvalidArgument,
+                         absl::StrFormat("--budget \"%s\": give 1 to 16,777,216 tokens per lane, "
+                                         "such as 512, or a percentage over 0 %% and up to 100 %% "
+                                         "of the trace, such as 12.5%%",
+                                         text)))
+        << text;
+  }
+  EXPECT_OK(ParseBudget("16777216", 4096));
+}
+
+TEST(PlanRunsTest, AChunkThatIsNoneIsRefused) {
+  for (const char* chunk : {"0", "-1", "x", "1.5", "4294967296"}) {
+    EXPECT_THAT(PlanRuns({.policies = "h2o", .budget = "10", .chunk = chunk}, 100),
+                StatusIs(StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(absl::StrFormat("--chunk \"%s\"", chunk)),
+                               HasSubstr("from 1 to what the daemon takes (512)"))))
+        << chunk;
   }
 }
 
@@ -62,7 +105,7 @@ TEST(PlanRunsTest, EveryCombinationIsOneRun) {
                                  .budget = "10",
                                  .recalls = "off,exact",
                                  .prefills = "exact,blockwise(64)",
-                                 .chunk = 7},
+                                 .chunk = "7"},
                                 100));
 
   ASSERT_EQ(specs.size(), 8U);
