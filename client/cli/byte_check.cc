@@ -22,7 +22,7 @@ void Complain(ByteCheck& check, const TraceLayer& layer, uint32_t kv_head,
               const std::string& what) {
   if (check.complaints.size() < kComplaintsMax) {
     check.complaints.push_back(
-        absl::StrFormat("layer %u, kv head %u: %s", layer.layer, kv_head, what));
+        absl::StrFormat("layer %u of the model, kv head %u: %s", layer.layer, kv_head, what));
   }
 }
 

@@ -141,7 +141,7 @@ std::string RunsTable(const std::vector<RunReport>& runs) {
                {"p99", Align::kRight}});
   for (const RunReport& run : runs) {
     table.AddRow(
-        {run.policy, run.recall, Percent(run.rel_error, &Summary::p50),
+        {PolicyLabel(run), run.recall, Percent(run.rel_error, &Summary::p50),
          Percent(run.rel_error, &Summary::p99),
          run.answers_above_target.has_value() ? FormatPercent(*run.answers_above_target) : "-",
          Percent(run.certified_rel_error, &Summary::p50),

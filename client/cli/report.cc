@@ -9,6 +9,7 @@
 #include <array>
 #include <functional>
 #include <initializer_list>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -20,6 +21,8 @@
 
 namespace ebbtide::cli {
 namespace {
+
+constexpr size_t kWidthMax = 120;  // Of the wider terminals.
 
 // Of what there was none of nothing is known, not that it was 0.
 Json OrNull(bool is_known, double number) {
@@ -120,6 +123,14 @@ std::string AboveTarget(const RunReport& run) {
                 FormatPercent(run.answers_above_target.value_or(0)));
 }
 
+// A daemon knows of no layers but those it is sent, and counts them from 0.
+std::string DaemonsNumbers(const std::vector<uint32_t>& layers) {
+  std::vector<uint32_t> numbers(layers.size());
+  std::iota(numbers.begin(), numbers.end(), 0U);
+  if (numbers == layers) return "";
+  return absl::StrFormat(" (%s to the daemon)", absl::StrJoin(numbers, ", "));
+}
+
 // A line of the table: what it is called, and what a run has to say to it.
 struct Line {
   std::string name;
@@ -197,6 +208,52 @@ std::vector<Line> NamedLines(const std::vector<RunReport>& runs, const std::stri
   return lines;
 }
 
+bool ShareOne(const std::vector<RunReport>& runs, std::string RunReport::*what) {
+  return std::ranges::all_of(runs,
+                             [&](const RunReport& run) { return run.*what == runs.front().*what; });
+}
+
+// What runs are compared by; all that fits a line.
+std::vector<Line> RowLines() {
+  return {
+      {"error p50", [](const auto& run) { return Number(run.rel_error, &Summary::p50); }},
+      {"p99", [](const auto& run) { return Number(run.rel_error, &Summary::p99); }},
+      {"certified p50",
+       [](const auto& run) { return Number(run.certified_rel_error, &Summary::p50); }},
+      {"above target", AboveTarget},
+      {"not met", [](const auto& run) { return FormatCount(run.not_met); }},
+      {"sound", [](const auto& run) { return run.is_sound() ? "yes" : "no"; }},
+      {"read per step", PerStepBytes},
+      {"step p50", [](const auto& run) { return Seconds(run.step_seconds, &Summary::p50); }},
+  };
+}
+
+std::string RowPerRun(const std::vector<RunReport>& runs) {
+  const RunReport& first = runs.front();
+  const bool one_prefill = ShareOne(runs, &RunReport::prefill);
+  std::vector<Column> columns = {{"policy"}, {"recall"}};
+  if (!one_prefill) columns.push_back({"prefill"});
+  const std::vector<Line> lines = RowLines();
+  for (const Line& line : lines) columns.push_back({line.name, Align::kRight});
+  Table table(columns);
+  std::string unsound;
+  for (const RunReport& run : runs) {
+    std::vector<std::string> cells = {PolicyLabel(run), run.recall};
+    if (!one_prefill) cells.push_back(run.prefill);
+    for (const Line& line : lines) cells.push_back(line.text(run));
+    table.AddRow(std::move(cells));
+    if (run.is_sound()) continue;
+    absl::StrAppendFormat(
+        &unsound, "not sound: %s, %s, %s: %s certificate violations, %s mismatches, %s lost\n",
+        PolicyLabel(run), run.recall, run.prefill, FormatCount(run.certificate_violations),
+        FormatCount(run.byte_mismatches), FormatBytes(run.bytes_lost));
+  }
+  return absl::StrFormat(
+      "budget per lane %s, host budget %s%s\n\n%s%s\n-o json has all numbers of each run.\n",
+      FormatCount(first.budget_tokens), FormatBytes(first.host_budget_bytes),
+      one_prefill ? ", prefill " + first.prefill : "", table.Render(), unsound);
+}
+
 void AddLines(const std::vector<Line>& lines, const std::vector<RunReport>& runs, Table& table) {
   for (const Line& line : lines) {
     std::vector<std::string> cells = {line.name};
@@ -221,12 +278,17 @@ Json ToJson(const ReplayReport& report) {
   return json;
 }
 
+std::string PolicyLabel(const RunReport& run) {
+  return run.policy == "auto" ? "auto: " + WithoutArguments(run.policy_resolved) : run.policy;
+}
+
 std::string RenderReport(const ReplayReport& report) {
-  std::string text = absl::StrFormat("%s: %s prompt tokens, then %s decode steps; layers %s\n\n",
-                                     report.trace, FormatCount(report.prompt_length),
-                                     FormatCount(report.steps), absl::StrJoin(report.layers, ", "));
+  const std::string text =
+      absl::StrFormat("%s: %s prompt tokens, then %s decode steps; layers %s of the model%s\n\n",
+                      report.trace, FormatCount(report.prompt_length), FormatCount(report.steps),
+                      absl::StrJoin(report.layers, ", "), DaemonsNumbers(report.layers));
   std::vector<Column> columns = {{"policy"}};
-  for (const RunReport& run : report.runs) columns.push_back({run.policy, Align::kRight});
+  for (const RunReport& run : report.runs) columns.push_back({PolicyLabel(run), Align::kRight});
   Table table(columns);
   AddLines(
       {{"recall", [](const auto& run) { return run.recall; }},
@@ -241,7 +303,7 @@ std::string RenderReport(const ReplayReport& report) {
   AddLines(NamedLines(report.runs, "touched pages:", &PerStep::by_rung), report.runs, table);
   AddLines(NamedLines(report.runs, "touched pages in", &PerStep::by_tier), report.runs, table);
   AddLines(CostLines(), report.runs, table);
-  return text + table.Render();
+  return text + (table.Width() <= kWidthMax ? table.Render() : RowPerRun(report.runs));
 }
 
 }  // namespace ebbtide::cli

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a replay found out, as values, as JSON and as a table with the runs side by side.
+// What a replay found out, as values, as JSON and as a table: the runs side by side where that is
+// no wider than a wide terminal, else a row for each.
 
 #pragma once
 
@@ -67,9 +68,12 @@ struct ReplayReport {
   bool is_sound() const;
 };
 
+// "auto" resolved to a policy's names; others as asked.
+std::string PolicyLabel(const RunReport& run);
+
 Json ToJson(const ReplayReport& report);
 
-// One column per run.
+// One column per run, or one row where the columns would be wider than 120 characters.
 std::string RenderReport(const ReplayReport& report);
 
 }  // namespace ebbtide::cli

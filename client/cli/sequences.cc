@@ -35,6 +35,25 @@ std::string RenderLanes(const std::vector<client::LaneDescription>& lanes) {
   return table.Render();
 }
 
+// In lines, since its names are long.
+std::string RenderSummary(const client::SequenceSummary& sequence) {
+  return absl::StrFormat(
+      "sequence     %s\n"
+      "model        %s\n"
+      "policy       %s\n"
+      "recall       %s\n"
+      "prefill      %s\n"
+      "tokens       %s in every layer, budget %s per lane\n"
+      "device       %s slots, %s reserved for its lanes\n"
+      "lane-tokens  %s in host, %s in rocksdb, %s in open blocks\n"
+      "idle         %s\n",
+      sequence.name, sequence.model, sequence.policy, sequence.recall, sequence.prefill,
+      FormatCount(sequence.committed), FormatCount(sequence.budget_tokens),
+      FormatCount(sequence.tokens.device), FormatBytes(sequence.device_bytes),
+      FormatCount(sequence.tokens.host), FormatCount(sequence.tokens.rocksdb),
+      FormatCount(sequence.tokens.open), FormatElapsed(sequence.idle));
+}
+
 std::string RenderTokens(const std::vector<client::TokenDescription>& tokens) {
   Table table({{"index", Align::kRight},
                {"position", Align::kRight},
@@ -66,10 +85,7 @@ absl::StatusOr<client::LaneId> ParseLane(const std::string& text) {
 std::string RenderSequences(const std::vector<client::SequenceSummary>& sequences) {
   if (sequences.empty()) return "no sequence is open\n";
   Table table({{"sequence"},
-               {"model"},
                {"policy"},
-               {"recall"},
-               {"prefill"},
                {"tokens", Align::kRight},
                {"budget", Align::kRight},
                {"device slots", Align::kRight},
@@ -78,11 +94,10 @@ std::string RenderSequences(const std::vector<client::SequenceSummary>& sequence
                {"in open blocks", Align::kRight},
                {"idle", Align::kRight}});
   for (const client::SequenceSummary& sequence : sequences) {
-    table.AddRow({sequence.name, sequence.model, sequence.policy, sequence.recall, sequence.prefill,
-                  FormatCount(sequence.committed), FormatCount(sequence.budget_tokens),
-                  FormatCount(sequence.tokens.device), FormatCount(sequence.tokens.host),
-                  FormatCount(sequence.tokens.rocksdb), FormatCount(sequence.tokens.open),
-                  FormatElapsed(sequence.idle)});
+    table.AddRow({sequence.name, WithoutArguments(sequence.policy), FormatCount(sequence.committed),
+                  FormatCount(sequence.budget_tokens), FormatCount(sequence.tokens.device),
+                  FormatCount(sequence.tokens.host), FormatCount(sequence.tokens.rocksdb),
+                  FormatCount(sequence.tokens.open), FormatElapsed(sequence.idle)});
   }
   return table.Render();
 }
@@ -104,7 +119,7 @@ absl::StatusOr<client::SequenceDescription> OnlyLane(client::SequenceDescription
 }
 
 std::string RenderDescription(const client::SequenceDescription& description) {
-  std::string text = RenderSequences({description.summary});
+  std::string text = RenderSummary(description.summary);
   text += "\n" + RenderLanes(description.lanes);
   if (!description.tokens.empty()) text += "\n" + RenderTokens(description.tokens);
   return text;

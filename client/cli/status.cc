@@ -88,7 +88,7 @@ std::string RenderTiers(const client::Stats& stats) {
                {"full", Align::kRight},
                {"blocks", Align::kRight},
                {"lane-tokens", Align::kRight},
-               {"corrupt pages", Align::kRight},
+               {"corrupt reads", Align::kRight},
                {"place"}});
   for (const client::TierStats& tier : stats.tiers) {
     table.AddRow({std::string(client::TierName(tier.tier)), State(tier),
@@ -113,7 +113,7 @@ std::string RenderStatus(const client::ServerInfo& info, const client::Stats& st
   text += absl::StrFormat(
       "\nsequences  %s open\n"
       "tokens     %s appended, %s demoted, %s forgotten (lane-tokens)\n"
-      "answers    %s; under a recall target %s, of them not met %s\n"
+      "answers    %s in decode; with recall %s, of them not met %s\n"
       "recalled   %s pages, %s; lost %s\n"
       "blocks     %s sealed, %s moved down to rocksdb; failed %s\n"
       "refused    %s\n",

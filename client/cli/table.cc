@@ -5,6 +5,7 @@
 #include "client/cli/table.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace ebbtide::cli {
@@ -25,6 +26,17 @@ size_t DisplayWidth(std::string_view text) {
   }));
 }
 
+std::string WithoutArguments(std::string_view text) {
+  std::string names;
+  int depth = 0;
+  for (const char c : text) {
+    if (c == '(') ++depth;
+    if (depth == 0) names += c;
+    if (c == ')') --depth;
+  }
+  return names;
+}
+
 Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
 void Table::AddRow(std::vector<std::string> cells) {
@@ -32,16 +44,28 @@ void Table::AddRow(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::Render() const {
-  std::vector<std::vector<std::string>> lines(1);
-  for (const Column& column : columns_) lines.front().push_back(column.heading);
-  lines.insert(lines.end(), rows_.begin(), rows_.end());
-  std::vector<size_t> widths(columns_.size());
-  for (const auto& cells : lines) {
+std::vector<size_t> Table::ColumnWidths() const {
+  std::vector<size_t> widths;
+  for (const Column& column : columns_) widths.push_back(DisplayWidth(column.heading));
+  for (const auto& cells : rows_) {
     for (size_t i = 0; i < widths.size(); ++i) {
       widths[i] = std::max(widths[i], DisplayWidth(cells[i]));
     }
   }
+  return widths;
+}
+
+size_t Table::Width() const {
+  const std::vector<size_t> widths = ColumnWidths();
+  const size_t gaps = widths.empty() ? 0 : (widths.size() - 1) * kGap.size();
+  return std::accumulate(widths.begin(), widths.end(), gaps);
+}
+
+std::string Table::Render() const {
+  std::vector<std::vector<std::string>> lines(1);
+  for (const Column& column : columns_) lines.front().push_back(column.heading);
+  lines.insert(lines.end(), rows_.begin(), rows_.end());
+  const std::vector<size_t> widths = ColumnWidths();
   std::string text;
   for (const auto& cells : lines) {
     std::string line;

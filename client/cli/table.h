@@ -28,11 +28,17 @@ class Table {
 
   // Heading, rows, each ended by a newline, no trailing blanks.
   std::string Render() const;
+  size_t Width() const;  // Of the longest line, trailing blanks and all.
 
  private:
+  std::vector<size_t> ColumnWidths() const;
+
   const std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
+
+// "snapkv(sinks=4,window=16)+caote" to "snapkv+caote", where a column has to be narrow.
+std::string WithoutArguments(std::string_view text);
 
 // Characters a terminal shows for UTF-8 `text`; combining and wide ones are not used here.
 size_t DisplayWidth(std::string_view text);

@@ -68,9 +68,11 @@ TEST_F(ByteCheckTest, EachChangedByteCounts) {
   const ByteCheck check = Check();
 
   EXPECT_EQ(check.mismatches, 3U);
-  EXPECT_THAT(check.complaints,
-              ElementsAre("layer 3, kv head 1: page of tokens 16 to 31 in host differs in 2 bytes",
-                          HasSubstr("differs in 1 bytes")));
+  EXPECT_THAT(
+      check.complaints,
+      ElementsAre(
+          "layer 3 of the model, kv head 1: page of tokens 16 to 31 in host differs in 2 bytes",
+          HasSubstr("differs in 1 bytes")));
 }
 
 TEST_F(ByteCheckTest, APageThatIsNamedAsLostIsLostAndNotWrong) {

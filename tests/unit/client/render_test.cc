@@ -43,6 +43,20 @@ TEST(TableTest, MissingCellsAreEmptyAndLinesHaveNoTrailingBlanks) {
   EXPECT_EQ(table.Render(), "a  b\n1\n");
 }
 
+TEST(TableTest, ItsWidthIsThatOfItsLongestLine) {
+  Table table({{"name", Align::kRight}, {"é", Align::kRight}});
+  table.AddRow({"a longer name", "7"});
+
+  EXPECT_EQ(table.Width(), DisplayWidth("a longer name  7"));
+  EXPECT_EQ(Table({}).Width(), 0U);
+}
+
+TEST(TableTest, ANarrowColumnTakesNamesAlone) {
+  EXPECT_EQ(WithoutArguments("snapkv(sinks=4,window=16)+caote"), "snapkv+caote");
+  EXPECT_EQ(WithoutArguments("a(b(c)d)e"), "ae");
+  EXPECT_EQ(WithoutArguments("h2o"), "h2o");
+}
+
 TEST(UnitsTest, BytesCarryThreeDigitsAndAUnit) {
   EXPECT_EQ(FormatBytes(0), "0 B");
   EXPECT_EQ(FormatBytes(1023), "1023 B");
@@ -146,7 +160,7 @@ TEST(StatusVerbTest, ColumnsSayWhatTheyCount) {
   const std::string tiers = RenderTiers({});
   const std::string sequences = RenderSequences({client::SequenceSummary{}});
 
-  EXPECT_THAT(tiers, testing::ContainsRegex("blocks  lane-tokens  corrupt pages"));
+  EXPECT_THAT(tiers, testing::ContainsRegex("blocks  lane-tokens  corrupt reads"));
   EXPECT_THAT(sequences, HasSubstr("tokens  budget  device slots  lane-tokens in host  in rocksdb  "
                                    "in open blocks  idle"));
 }
@@ -161,6 +175,14 @@ TEST(StatusVerbTest, ADegradedTierAndLostPagesAreComplaints) {
   EXPECT_THAT(Complaints(stats), ElementsAre("rocksdb tier is degraded: disk full",
                                              HasSubstr("2 reads of pages failed their checksum"),
                                              HasSubstr("lost pages: 3 (MISSING_PAGE 3)")));
+}
+
+TEST(StatusVerbTest, AnswersAreThoseOfDecode) {
+  const client::Stats stats{
+      .answers = 9, .answers_with_target = 7, .answers_not_met = {{"ESTIMATED", 5}}};
+
+  EXPECT_THAT(RenderStatus({}, stats),
+              HasSubstr("answers    9 in decode; with recall 7, of them not met 5 (ESTIMATED 5)"));
 }
 
 TEST(StatusVerbTest, RefusalsAreNamedByReason) {
@@ -195,6 +217,39 @@ client::SequenceDescription TwoLayers() {
   return {.summary = {.name = "s"},
           .lanes = {{.layer = 0, .kv_head = 0, .length = 111},
                     {.layer = 1, .kv_head = 0, .length = 222}}};
+}
+
+client::SequenceSummary LongNames() {
+  return {.name = "replay-123456-1",
+          .model = "SmolLM2-135M-Instruct [2x 9/3 heads of 64, f16, scale 0.125]",
+          .policy = "snapkv(sinks=4,recent=128,window=16,kernel=5)+caote",
+          .recall = "estimated(0.02)",
+          .prefill = "blockwise(128)",
+          .committed = 4096,
+          .budget_tokens = 512,
+          .idle = absl::Milliseconds(12.3),
+          .tokens = {.device = 6144, .host = 12345, .rocksdb = 123456, .open = 128}};
+}
+
+TEST(DescribeVerbTest, AListOfSequencesFitsAWideTerminal) {
+  const std::string text = RenderSequences({LongNames()});
+
+  EXPECT_THAT(text, HasSubstr("replay-123456-1  snapkv+caote   4,096     512         6,144 "));
+  EXPECT_LE(text.find('\n'), 120U) << text;
+  EXPECT_LE(text.size() - text.find('\n'), 122U) << text;
+}
+
+TEST(DescribeVerbTest, OneSequenceIsDescribedInFull) {
+  const std::string text = RenderDescription({.summary = LongNames()});
+
+  for (const char* line :
+       {"model        SmolLM2-135M-Instruct [2x 9/3 heads of 64, f16, scale 0.125]\n",
+        "policy       snapkv(sinks=4,recent=128,window=16,kernel=5)+caote\n",
+        "recall       estimated(0.02)\n", "prefill      blockwise(128)\n",
+        "tokens       4,096 in every layer, budget 512 per lane\n",
+        "lane-tokens  12,345 in host, 123,456 in rocksdb, 128 in open blocks\n"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
 }
 
 TEST(DescribeVerbTest, OnlyTheLaneAskedForIsShown) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -207,9 +208,54 @@ TEST(ReportTableTest, RunsStandSideBySide) {
 
   const std::string text = RenderReport(report);
 
-  EXPECT_THAT(text, HasSubstr("t.safetensors: 9 prompt tokens, then 5 decode steps; layers 15"));
+  EXPECT_THAT(text, HasSubstr("t.safetensors: 9 prompt tokens, then 5 decode steps; layers 15 of "
+                              "the model (0 to the daemon)\n"));
   EXPECT_THAT(text, testing::ContainsRegex("policy +h2o +snapkv\\+caote\n"));
   EXPECT_THAT(text, testing::ContainsRegex("touched pages: pages +3.00 +3.00\n"));
+}
+
+TEST(ReportTableTest, LayersThatTheDaemonNumbersAlikeAreNamedOnce) {
+  ReplayReport report = OneRun();
+  report.layers = {0, 1};
+  EXPECT_THAT(RenderReport(report), HasSubstr("layers 0, 1 of the model\n"));
+
+  report.layers = {1, 0};
+  EXPECT_THAT(RenderReport(report), HasSubstr("layers 1, 0 of the model (0, 1 to the daemon)\n"));
+}
+
+TEST(ReportTableTest, AutoIsShownAsWhatItBecame) {
+  ReplayReport report = OneRun();
+  report.runs[0].policy = "auto";
+  report.runs[0].policy_resolved = "snapkv(sinks=4,recent=8,window=16,kernel=5)+caote";
+
+  EXPECT_THAT(RenderReport(report), HasSubstr(" auto: snapkv+caote\n"));
+}
+
+TEST(ReportTableTest, RunsThatDoNotFitSideBySideHaveARowEach) {
+  ReplayReport report = OneRun();
+  report.runs[0].budget_tokens = 512;
+  for (int i = 1; i < 48; ++i) report.runs.push_back(report.runs.front());
+  report.runs[7].recall = "bounded(0.02)";
+  report.runs[8].certificate_violations = 2;
+  report.runs[8].bytes_lost = 512;
+
+  std::string text = RenderReport(report);
+
+  EXPECT_THAT(text, HasSubstr("budget per lane 512, host budget 0 B, prefill exact\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("policy +recall +error p50 +p99 +certified p50"));
+  EXPECT_THAT(text, testing::ContainsRegex(
+                        "h2o +bounded\\(0.02\\) +0.2 +0.3 +1.20 +- +0 +yes +0 B +500 ms\n"));
+  EXPECT_THAT(text, HasSubstr("not sound: h2o, off, exact: 2 certificate violations, 0 mismatches, "
+                              "512 B lost\n"));
+  EXPECT_THAT(text, HasSubstr("-o json has all numbers of each run"));
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
+    EXPECT_LE(line.size(), 120U) << line;
+  }
+
+  report.runs[7].prefill = "blockwise(64)";
+  text = RenderReport(report);
+  EXPECT_THAT(text, testing::ContainsRegex("h2o +bounded\\(0.02\\) +blockwise\\(64\\) +0.2"));
+  EXPECT_THAT(text, testing::Not(HasSubstr(", prefill exact")));
 }
 
 TEST(ReportTableTest, TouchedPagesComeInTheOrderOfTheLadderAndOfTheJson) {
