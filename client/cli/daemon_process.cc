@@ -6,12 +6,14 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -68,6 +70,26 @@ absl::StatusOr<pid_t> Spawn(const CommandLine& command, int log) {
   return pid;
 }
 
+absl::StatusOr<int> RunInto(const CommandLine& command, int log) {
+  EBBTIDE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(command, log));
+  int wait_status = 0;
+  while (waitpid(pid, &wait_status, 0) < 0) {
+    if (errno != EINTR) return Failed("waitpid");
+  }
+  return ExitCode(wait_status);
+}
+
+// Of a file in memory.
+std::string Contents(int file) {
+  std::string text;
+  std::array<char, 4096> part = {};
+  for (ssize_t got = 0;
+       (got = pread(file, part.data(), part.size(), static_cast<off_t>(text.size()))) > 0;) {
+    text.append(part.data(), static_cast<size_t>(got));
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> FindDaemon() {
@@ -86,13 +108,14 @@ absl::StatusOr<std::string> FindDaemon() {
       kProgram, folder.string(), kProgram));
 }
 
-absl::StatusOr<int> RunToEnd(const CommandLine& command) {
-  EBBTIDE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(command, -1));
-  int wait_status = 0;
-  while (waitpid(pid, &wait_status, 0) < 0) {
-    if (errno != EINTR) return Failed("waitpid");
-  }
-  return ExitCode(wait_status);
+absl::StatusOr<int> RunToEnd(const CommandLine& command, std::string* output) {
+  if (output == nullptr) return RunInto(command, -1);
+  const int file = memfd_create("output", MFD_CLOEXEC);
+  if (file < 0) return Failed("memfd_create");
+  absl::StatusOr<int> exit_code = RunInto(command, file);
+  *output = Contents(file);
+  close(file);
+  return exit_code;
 }
 
 absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const CommandLine& command,

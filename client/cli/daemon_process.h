@@ -27,9 +27,9 @@ struct CommandLine {
   std::vector<std::string> arguments = {};
 };
 
-// Runs it to its end, on our own stdout and stderr. Its exit code; 128 + signal where it was
-// killed; 127 where it can't be run.
-absl::StatusOr<int> RunToEnd(const CommandLine& command);
+// Runs it to its end, on our own stdout and stderr, or with both in `output`. Its exit code;
+// 128 + signal where it was killed; 127 where it can't be run.
+absl::StatusOr<int> RunToEnd(const CommandLine& command, std::string* output = nullptr);
 
 // Thread-compatible.
 class DaemonProcess {

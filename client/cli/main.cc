@@ -89,14 +89,14 @@ void AddDescribe(CLI::App& app, const Common& common, DescribeArgs& args, Verb& 
   describe->callback([&] { verb = [&] { return RunDescribe(common, args); }; });
 }
 
-void AddConfig(CLI::App& app, std::string& file, Verb& verb) {
+void AddConfig(CLI::App& app, const Common& common, std::string& file, Verb& verb) {
   CLI::App* config = app.add_subcommand("config", "The daemon's configuration file");
   config->fallthrough()->require_subcommand(1);
   CLI::App* check = config->add_subcommand("check", "Every mistake in a file, with its line");
   check->fallthrough();
   check->add_option("FILE", file, "the configuration file")->required();
   check->footer("Example:\n  ebbctl config check /etc/ebbtide/ebbtided.yaml");
-  check->callback([&] { verb = [&] { return RunConfigCheck(file); }; });
+  check->callback([&] { verb = [&] { return RunConfigCheck(common, file); }; });
 }
 
 void AddReplay(CLI::App& app, const Common& common, ReplayArgs& args, Verb& verb) {
@@ -219,7 +219,7 @@ int Main(int argc, char** argv) {
       ->option_text("table|json");
   AddWatchingVerbs(app, common, verb);
   AddDescribe(app, common, describe, verb);
-  AddConfig(app, config_file, verb);
+  AddConfig(app, common, config_file, verb);
   AddReplay(app, common, replay, verb);
   AddDemo(app, common, demo, verb);
   try {

@@ -33,7 +33,7 @@ absl::StatusOr<bool> RunStatus(const Common& common);
 absl::StatusOr<bool> RunTiers(const Common& common);
 absl::StatusOr<bool> RunSequences(const Common& common);
 absl::StatusOr<bool> RunDescribe(const Common& common, const DescribeArgs& args);
-absl::StatusOr<bool> RunConfigCheck(const std::string& file);
+absl::StatusOr<bool> RunConfigCheck(const Common& common, const std::string& file);
 
 // "3/1" to layer 3, kv head 1.
 //   kInvalidArgument  anything else

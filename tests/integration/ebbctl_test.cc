@@ -556,6 +556,8 @@ TEST_F(EbbctlTest, EveryVerbAndEveryFieldIsOnItsPage) {
   CollectMissing(Replay("--budget 50% --policy h2o --recall exact"), page, missing);
   ASSERT_THAT(RunToEnd(Ebbctl("status -o json --socket " + socket_)), IsOkAndHolds(0));
   CollectMissing(json::parse(Out()), page, missing);
+  ASSERT_THAT(RunToEnd(Ebbctl("config check -o json " + folder_.path().string())), IsOkAndHolds(2));
+  CollectMissing(json::parse(Out()), page, missing);
   const client::Sequence sequence = OpenWithAToken();
   for (const char* verb : {"sequences", "describe s --lane 0/0 --tokens"}) {
     ASSERT_THAT(RunToEnd(Ebbctl(std::string(verb) + " -o json --socket " + socket_)),
@@ -733,6 +735,34 @@ TEST_F(EbbctlTest, ConfigCheckAsksTheDaemonsParser) {
 
   std::ofstream(file) << "host:\n  budget: 2MiB\n";
   EXPECT_THAT(RunToEnd(Ebbctl("config check " + file)), IsOkAndHolds(0)) << Err();
+  EXPECT_EQ(Out(), file + ": no mistakes\n");
+  EXPECT_EQ(ExitCodeUnread("config check " + file), 1);
+  EXPECT_EQ(Err(), "ebbctl: nobody reads standard output any more\n");
+}
+
+TEST_F(EbbctlTest, ConfigCheckAnswersInJsonToo) {
+  const std::string file = (folder_.path() / "bad.yaml").string();
+  const std::string none = file + ".none";
+  std::ofstream(file) << "server:\n  listn: x\nhosts: 1\n";
+
+  EXPECT_THAT(RunToEnd(Ebbctl("config check -o json " + file)), IsOkAndHolds(2));
+  EXPECT_EQ(Err(), "ebbctl: " + file + " has mistakes\n");
+  const json answer = json::parse(Out(), nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(answer["file"], file);
+  EXPECT_EQ(answer["ok"], false);
+  ASSERT_EQ(answer["mistakes"].size(), 2U) << answer;
+  EXPECT_EQ(answer["mistakes"][0]["line"], 2) << answer;
+  EXPECT_THAT(answer["mistakes"][0]["message"], testing::StartsWith("server.listn: unknown field"));
+  EXPECT_EQ(answer["mistakes"][1]["line"], 3) << answer;
+
+  EXPECT_THAT(RunToEnd(Ebbctl("config check -o json " + none)), IsOkAndHolds(2));
+  const json of_none = json::parse(Out(), nullptr, /*allow_exceptions=*/false);
+  ASSERT_EQ(of_none["mistakes"].size(), 1U) << of_none;
+  EXPECT_TRUE(of_none["mistakes"][0]["line"].is_null()) << of_none;
+
+  std::ofstream(file) << "host:\n  budget: 2MiB\n";
+  EXPECT_THAT(RunToEnd(Ebbctl("config check -o json " + file)), IsOkAndHolds(0)) << Err();
+  EXPECT_EQ(json::parse(Out()), (json{{"file", file}, {"ok", true}, {"mistakes", json::array()}}));
 }
 
 }  // namespace

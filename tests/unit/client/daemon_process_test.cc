@@ -58,6 +58,12 @@ TEST_F(DaemonProcessTest, RunToEndAnswersTheExitCode) {
   EXPECT_THAT(RunToEnd(Shell("exit 0")), IsOkAndHolds(0));
   EXPECT_THAT(RunToEnd(Shell("exit 3")), IsOkAndHolds(3));
   EXPECT_THAT(RunToEnd(Shell("kill -KILL $$")), IsOkAndHolds(128 + 9));
+
+  std::string output = "before";
+  EXPECT_THAT(RunToEnd(Shell("printf one; printf two >&2; exit 3"), &output), IsOkAndHolds(3));
+  EXPECT_EQ(output, "onetwo");
+  EXPECT_THAT(RunToEnd(Shell("head -c 10000 /dev/zero"), &output), IsOkAndHolds(0));
+  EXPECT_EQ(output, std::string(10000, '\0'));
   EXPECT_THAT(RunToEnd({.program = (folder_.path() / "none").string()}), IsOkAndHolds(127));
 }
 
