@@ -214,14 +214,16 @@ absl::StatusOr<Cache::Opened> Cache::Open(const OpenArgs& args, const OpenGrant&
 absl::StatusOr<uint64_t> Cache::ReservePool(std::string_view name, const Opening& opening) {
   const auto offset = pool_.Reserve(opening.pool_bytes());
   if (offset.has_value()) return *offset;
+  const std::string held = sequences_.empty() ? "and no sequence is open; raise device.budget, or "
+                                              : absl::StrCat("the rest held by ", sequences_.size(),
+                                                             " sequences; close some, or ");
   return Refuse(
       absl::StatusCode::kResourceExhausted, "DEVICE_FULL",
       absl::StrCat("sequence \"", std::string(name), "\" needs ", opening.pool_bytes(),
                    " B of the device tier in one run (", opening.model->geometry.lanes(),
                    " lanes of ", opening.frames, " frames); ", pool_.free_bytes(), " of ",
                    pool_.budget_bytes(), " B are free, at most ", pool_.longest_run(),
-                   " of them in one run, the rest held by ", sequences_.size(),
-                   " sequences; close some, or ask for a smaller budget or chunk_tokens"));
+                   " of them in one run, ", held, "ask for a smaller budget or chunk_tokens"));
 }
 
 absl::StatusOr<Cache::Truncated> Cache::Truncate(std::string_view name, uint64_t length) noexcept {

@@ -266,6 +266,19 @@ TEST_F(CacheOpenTest, FullPoolRefusesANewSequenceAndSaysWhatIsFree) {
   EXPECT_EQ(cache_.Counters().sequences, 1U);
 }
 
+TEST_F(CacheOpenTest, WhatNoPoolOfThisSizeHoldsIsNotBlamedOnOthers) {
+  OpenArgs large = Args("b");
+  large.budget_tokens = 100000;
+
+  const absl::Status status = Open(large).status();
+
+  EXPECT_EQ(ReasonOf(status), "DEVICE_FULL");
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("in one run, and no sequence is open; raise device.budget, or ask "
+                              "for a smaller budget or chunk_tokens"),
+                    testing::Not(HasSubstr("held by"))));
+}
+
 TEST_F(CacheOpenTest, SequencesHaveFramesOfTheirOwn) {
   ASSERT_OK_AND_ASSIGN(const OpenAnswer answer, Open(Args("a")));
   ASSERT_OK(Open(Args("b")).status());
