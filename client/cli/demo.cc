@@ -196,7 +196,7 @@ absl::StatusOr<bool> PlayThrough(DaemonProcess& daemon, const Demo& demo, Output
   EBBTIDE_RETURN_IF_ERROR(Explained(AskForRuns(client, demo.trace, demo.specs), daemon, plan));
   if (output == Output::kTable) Print(Introduction(demo.trace, plan, *info));
   const absl::StatusOr<ReplayReport> report =
-      PlayDemo(client, demo.trace, demo.specs, DescribeReplay(demo.trace, demo.path), stop);
+      PlayDemo(client, demo.trace, demo.specs, DescribeReplay(demo.trace, demo.path, *info), stop);
   EBBTIDE_RETURN_IF_ERROR(Explained(report.status(), daemon, plan));
   Print(output == Output::kJson ? ToJson(*report).dump(2) + "\n" : RenderDemo(demo.trace, *report));
   if (const absl::Status stopped = daemon.Stop(kStopTimeout); !stopped.ok()) {

@@ -94,7 +94,8 @@ absl::StatusOr<ReplayReport> ReplayOne(const client::Client& client, const Repla
   EBBTIDE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(path, layers, stop));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<RunSpec> specs, PlanRuns(args, trace.tokens));
   EBBTIDE_ASSIGN_OR_RETURN(const std::vector<LayerTruth> truths, ComputeTruths(trace, stop));
-  ReplayReport report = DescribeReplay(trace, path);
+  EBBTIDE_ASSIGN_OR_RETURN(const client::ServerInfo info, client.GetServerInfo());
+  ReplayReport report = DescribeReplay(trace, path, info);
   EBBTIDE_ASSIGN_OR_RETURN(report.runs,
                            PlayRuns(client, {.trace = trace, .truths = truths}, specs));
   return report;
@@ -211,10 +212,13 @@ absl::Status AskForRuns(const client::Client& client, const Trace& trace,
   return absl::OkStatus();
 }
 
-ReplayReport DescribeReplay(const Trace& trace, const std::string& path) {
+ReplayReport DescribeReplay(const Trace& trace, const std::string& path,
+                            const client::ServerInfo& info) {
   ReplayReport report{.trace = path,
                       .steps = trace.tokens - trace.prompt_length,
-                      .prompt_length = trace.prompt_length};
+                      .prompt_length = trace.prompt_length,
+                      .backend = info.backend,
+                      .simulated_device = info.simulated_device};
   for (const TraceLayer& layer : trace.layers) report.layers.push_back(layer.layer);
   return report;
 }

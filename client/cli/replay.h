@@ -49,7 +49,8 @@ absl::Status AskForRuns(const client::Client& client, const Trace& trace,
                         const std::vector<RunSpec>& specs);
 
 // A report on `trace` that has no runs yet.
-ReplayReport DescribeReplay(const Trace& trace, const std::string& path);
+ReplayReport DescribeReplay(const Trace& trace, const std::string& path,
+                            const client::ServerInfo& info);
 
 // Plays every run of `specs` in turn, with a progress line.
 absl::StatusOr<std::vector<RunReport>> PlayRuns(const client::Client& client,

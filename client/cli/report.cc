@@ -269,10 +269,9 @@ bool ReplayReport::is_sound() const {
 }
 
 Json ToJson(const ReplayReport& report) {
-  Json json = {{"trace", report.trace},
-               {"steps", report.steps},
-               {"layers", report.layers},
-               {"prompt_length", report.prompt_length},
+  Json json = {{"trace", report.trace},     {"steps", report.steps},
+               {"layers", report.layers},   {"prompt_length", report.prompt_length},
+               {"backend", report.backend}, {"simulated_device", report.simulated_device},
                {"runs", Json::array()}};
   for (const RunReport& run : report.runs) json["runs"].push_back(ToJson(run));
   return json;
@@ -283,10 +282,12 @@ std::string PolicyLabel(const RunReport& run) {
 }
 
 std::string RenderReport(const ReplayReport& report) {
-  const std::string text =
-      absl::StrFormat("%s: %s prompt tokens, then %s decode steps; layers %s of the model%s\n\n",
-                      report.trace, FormatCount(report.prompt_length), FormatCount(report.steps),
-                      absl::StrJoin(report.layers, ", "), DaemonsNumbers(report.layers));
+  const std::string text = absl::StrFormat(
+      "%s: %s prompt tokens, then %s decode steps; layers %s of the model%s\n"
+      "backend %s%s\n\n",
+      report.trace, FormatCount(report.prompt_length), FormatCount(report.steps),
+      absl::StrJoin(report.layers, ", "), DaemonsNumbers(report.layers), report.backend,
+      report.simulated_device ? ", simulated device (host memory)" : "");
   std::vector<Column> columns = {{"policy"}};
   for (const RunReport& run : report.runs) columns.push_back({PolicyLabel(run), Align::kRight});
   Table table(columns);

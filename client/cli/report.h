@@ -63,6 +63,8 @@ struct ReplayReport {
   uint64_t steps = 0;  // Decoded tokens.
   std::vector<uint32_t> layers = {};
   uint64_t prompt_length = 0;
+  std::string backend = {};  // The daemon's.
+  bool simulated_device = false;
   std::vector<RunReport> runs = {};
 
   bool is_sound() const;

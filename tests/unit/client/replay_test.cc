@@ -144,7 +144,8 @@ std::vector<std::string> Keys(const Json& json) {
 TEST(ReportJsonTest, FieldsAreThoseThatReadersRelyOn) {
   const Json json = ToJson(OneRun());
 
-  EXPECT_THAT(Keys(json), ElementsAre("trace", "steps", "layers", "prompt_length", "runs"));
+  EXPECT_THAT(Keys(json), ElementsAre("trace", "steps", "layers", "prompt_length", "backend",
+                                      "simulated_device", "runs"));
   EXPECT_THAT(Keys(json["runs"][0]),
               ElementsAre("policy", "policy_resolved", "recall", "prefill", "budget_tokens",
                           "protected_tokens", "host_budget_bytes", "rel_error", "certified_error",
