@@ -179,12 +179,14 @@ class TakeDownLimit {
 
   void EndWithin(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_) {
     const absl::MutexLock lock(&mu_);
+    patience_ = patience;
     end_ = SteadyClock().SinceStart() + patience;
     change_.Signal();
   }
 
  private:
   void Watch() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::Duration patience;
     {
       const absl::MutexLock lock(&mu_);
       absl::Duration left = absl::InfiniteDuration();
@@ -193,15 +195,17 @@ class TakeDownLimit {
         left = end_ - SteadyClock().SinceStart();
       }
       if (is_over_) return;
+      patience = patience_;
     }
     Log(LogLevel::kError, "taking the daemon down hangs; leaving it",
-        {{"waited_seconds", absl::ToInt64Seconds(kTakeDownMax)}});
+        {{"waited_seconds", absl::ToInt64Seconds(patience)}});
     LeaveAtOnce(kExitFailed);
   }
 
   absl::Mutex mu_;
   absl::CondVar change_;
   bool is_over_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Duration patience_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
   absl::Duration end_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
   std::thread thread_;  // Last: it uses everything above.
 };
