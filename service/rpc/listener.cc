@@ -2,7 +2,7 @@
 
 #include "service/rpc/listener.h"
 
-#include <netdb.h>
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -14,59 +14,81 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
+#include <new>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "service/config/listen.h"
-#include "service/rpc/socket_claim.h"
 
 namespace ebbtide::service {
 namespace {
 
 constexpr int kBacklog = 4096;  // The system's limit is lower, mostly.
 constexpr int kPauseMs = 100;   // Where a connection can't be taken now.
+constexpr int kPortsTried = 16;
 constexpr absl::Duration kRefusing = absl::Seconds(5);
+constexpr absl::Duration kLookEach = absl::Seconds(1);
 
-// New files are this user's alone for as long as this lives. The mask is the whole process's.
-class PrivateFiles {
- public:
-  PrivateFiles() : before_(::umask(0177)) {}
-  ~PrivateFiles() { ::umask(before_); }
-  PrivateFiles(const PrivateFiles&) = delete;
-  PrivateFiles& operator=(const PrivateFiles&) = delete;
-
- private:
-  mode_t before_;
+union Address {
+  sockaddr_un un;  // First, as the longest: "= {}" clears no more than the first.
+  sockaddr any;
+  sockaddr_in in;
+  sockaddr_in6 in6;  // The port lies where that of IPv4 does.
 };
 
-// A socket that listens at `address`.
-absl::StatusOr<int> ListenAt(const ListenConfig& place, const sockaddr* address, socklen_t size) {
-  const int fd = ::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  constexpr int kYes = 1;
-  if (fd >= 0 && address->sa_family != AF_UNIX) {
-    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &kYes, sizeof kYes);  // Connections that ended.
-    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &kYes, sizeof kYes);  // Inherited by connections.
-  }
-  if (fd >= 0 && ::bind(fd, address, size) == 0 && ::listen(fd, kBacklog) == 0) return fd;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
+absl::Status CantListen(int error, const ListenConfig& place) {
   return absl::ErrnoToStatus(error, absl::StrFormat("can't listen at %s", FormatListen(place)));
 }
 
+Address AddressOf(const std::string& host, uint16_t port) {
+  Address address = {};
+  const bool is_v4 = ::inet_pton(AF_INET, host.c_str(), &address.in.sin_addr) == 1;
+  if (!is_v4) ::inet_pton(AF_INET6, host.c_str(), &address.in6.sin6_addr);
+  address.any.sa_family = is_v4 ? AF_INET : AF_INET6;
+  address.in.sin_port = htons(port);
+  return address;
+}
+
+socklen_t SizeOf(const Address& address) {
+  const auto family = address.any.sa_family;
+  return family == AF_UNIX   ? sizeof address.un
+         : family == AF_INET ? sizeof address.in
+                             : sizeof address.in6;
+}
+
+// A socket that listens at `address`; -1, with the reason in errno, where none can.
+int ListenAt(const Address& address) {
+  const int fd = ::socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  bool is_set = true;
+  constexpr int kYes = 1;
+  if (address.any.sa_family == AF_UNIX) {
+    is_set = ::fchmod(fd, 0600) == 0;  // Its file is made with the socket's own mode, if not less.
+  } else {
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &kYes, sizeof kYes);  // Connections that ended.
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &kYes, sizeof kYes);  // Inherited by connections.
+  }
+  if (is_set && ::bind(fd, &address.any, SizeOf(address)) == 0 && ::listen(fd, kBacklog) == 0) {
+    return fd;
+  }
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  return -1;
+}
+
 uint16_t PortOf(int socket) {
-  sockaddr_in6 address = {};  // The port lies where that of IPv4 does.
+  Address address = {};
   socklen_t size = sizeof address;
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin6_port);
+  ::getsockname(socket, &address.any, &size);
+  return ntohs(address.in.sin_port);
 }
 
 bool IsForFiles(int fd) {
@@ -78,116 +100,111 @@ bool IsForFiles(int fd) {
 }  // namespace
 
 Listener::Listener(const ListenConfig& place)
-    : place_(place), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    : end_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), place_(place) {}
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const ListenConfig& place) {
   // No make_unique: the constructor is private.
   std::unique_ptr<Listener> listener(new Listener(place));
-  if (listener->wake_ < 0) return absl::ErrnoToStatus(errno, "can't make an eventfd");
+  if (listener->end_ < 0) return absl::ErrnoToStatus(errno, "can't make an eventfd");
   if (place.socket_path.empty()) {
     EBBTIDE_RETURN_IF_ERROR(listener->BindPorts());
     return listener;
   }
-  EBBTIDE_ASSIGN_OR_RETURN(const int socket, listener->BindSocket());
+  EBBTIDE_ASSIGN_OR_RETURN(const SocketClaim claim, SocketClaim::Take(place.socket_path));
+  EBBTIDE_ASSIGN_OR_RETURN(const int socket, listener->BindSocket(claim));
   listener->sockets_ = {socket};
   return listener;
 }
 
-absl::StatusOr<int> Listener::BindSocket() {
-  EBBTIDE_ASSIGN_OR_RETURN(const SocketClaim claim, SocketClaim::Take(place_.socket_path));
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  place_.socket_path.copy(address.sun_path, sizeof address.sun_path - 1);
-  const auto bind = [&]() -> absl::StatusOr<int> {
-    const PrivateFiles private_files;
-    return ListenAt(place_, reinterpret_cast<sockaddr*>(&address), sizeof address);
-  };
-  EBBTIDE_ASSIGN_OR_RETURN(const int socket, bind());
+absl::StatusOr<int> Listener::BindSocket(const SocketClaim& claim) {
+  Address address = {};
+  address.un.sun_family = AF_UNIX;
+  place_.socket_path.copy(address.un.sun_path, sizeof address.un.sun_path - 1);
+  const int socket = ListenAt(address);
+  if (socket < 0) return CantListen(errno, place_);
+  absl::Status failed = claim.SetMode(place_.socket_mode);
   struct stat info = {};
-  ::lstat(place_.socket_path.c_str(), &info);
+  if (failed.ok() && ::lstat(place_.socket_path.c_str(), &info) != 0) {
+    failed = CantListen(errno, place_);
+  }
+  if (!failed.ok()) {
+    ::unlink(place_.socket_path.c_str());
+    ::close(socket);
+    return failed;
+  }
   device_ = info.st_dev;
   inode_ = info.st_ino;
-  if (const absl::Status mode = claim.SetMode(place_.socket_mode); !mode.ok()) {
-    ::close(socket);
-    return mode;
-  }
   return socket;
 }
 
-// At every address of the host that this machine has.
+// A port that is free at one address may be in use at the next: where any will do, others are
+// tried.
 absl::Status Listener::BindPorts() {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const std::string port = absl::StrFormat("%d", place_.port);
-  int error = ::getaddrinfo(place_.host.c_str(), port.c_str(), &hints, &found);
-  // A machine that names nothing has a loopback all the same (RFC 6761).
-  if (error != 0 && place_.host == "localhost")
-    error = ::getaddrinfo("127.0.0.1", port.c_str(), &hints, &found);
-  if (error != 0) {
-    return absl::UnavailableError(
-        absl::StrFormat("can't listen at %s: %s", FormatListen(place_), ::gai_strerror(error)));
+  const uint16_t port = place_.port;
+  absl::Status bound;
+  for (int i = 0; i < kPortsTried; ++i) {
+    bound = BindAddresses();
+    if (bound.ok() || port != 0) break;
+    CloseSockets();
+    place_.port = 0;
   }
-  absl::Status failed;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    // The port lies where that of IPv4 does.
-    reinterpret_cast<sockaddr_in*>(at->ai_addr)->sin_port = htons(place_.port);
-    const absl::StatusOr<int> socket = ListenAt(place_, at->ai_addr, at->ai_addrlen);
-    if (socket.ok()) {
-      sockets_.push_back(*socket);
-      place_.port = PortOf(*socket);
-    } else {
-      failed = socket.status();
+  return bound;
+}
+
+// "localhost" is both loopbacks, whatever the machine's files say of it (RFC 6761); one that this
+// machine lacks is passed over.
+absl::Status Listener::BindAddresses() {
+  const bool is_both = place_.host == "localhost";
+  absl::Status lacking;
+  for (const std::string& host :
+       is_both ? std::vector<std::string>{"127.0.0.1", "::1"} : std::vector{place_.host}) {
+    const int socket = ListenAt(AddressOf(host, place_.port));
+    if (socket >= 0) {
+      sockets_.push_back(socket);
+      place_.port = PortOf(socket);
+      continue;
     }
+    const int error = errno;
+    lacking = CantListen(error, {.socket_path = "", .host = host, .port = place_.port});
+    if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) return lacking;
   }
-  ::freeaddrinfo(found);
-  return sockets_.empty() ? failed : absl::OkStatus();
+  return sockets_.empty() ? lacking : absl::OkStatus();
 }
 
 Listener::~Listener() {
   Close();
-  if (wake_ >= 0) ::close(wake_);
+  if (end_ >= 0) ::close(end_);
 }
 
 void Listener::Close() {
   if (thread_.joinable()) {
-    {
-      const absl::MutexLock lock(&mu_);
-      is_over_ = true;
-    }
-    Wake();
+    ::eventfd_write(end_, 1);
     thread_.join();
   }
   if (IsSocketOurs()) ::unlink(place_.socket_path.c_str());
-  for (const int socket : std::exchange(sockets_, {})) ::close(socket);
-  const absl::MutexLock lock(&mu_);
-  if (next_socket_ >= 0) ::close(std::exchange(next_socket_, -1));
+  CloseSockets();
 }
 
+void Listener::CloseSockets() {
+  for (const int socket : std::exchange(sockets_, {})) ::close(socket);
+  inode_ = 0;
+}
+
+// The system gives the lowest number that is free, so there are no more than were ever in use.
 void Listener::HangUp() const {
-  std::error_code error;
-  for (std::filesystem::directory_iterator it("/proc/self/fd", error), end; !error && it != end;
-       it.increment(error)) {
-    int fd = -1;
-    if (absl::SimpleAtoi(it->path().filename().string(), &fd) && IsConnectionHere(fd)) {
-      ::shutdown(fd, SHUT_RDWR);
-    }
+  for (int fd = 0; fd <= highest_; ++fd) {
+    if (IsConnectionHere(fd)) ::shutdown(fd, SHUT_RDWR);
   }
 }
 
 // A connection has the address of the socket that it was accepted from.
 bool Listener::IsConnectionHere(int fd) const {
-  union {
-    sockaddr any;
-    sockaddr_un un;
-    sockaddr_in6 in6;
-  } address = {};
+  Address address = {};
   socklen_t size = sizeof address;
   if (::getsockname(fd, &address.any, &size) != 0) return false;
   if (place_.socket_path.empty()) {
     return (address.any.sa_family == AF_INET || address.any.sa_family == AF_INET6) &&
-           ntohs(address.in6.sin6_port) == place_.port;
+           ntohs(address.in.sin_port) == place_.port;
   }
   return address.any.sa_family == AF_UNIX && place_.socket_path == address.un.sun_path;
 }
@@ -198,18 +215,9 @@ bool Listener::IsSocketOurs() const {
          info.st_ino == inode_;
 }
 
-absl::Status Listener::Refresh() {
-  if (!place_.socket_path.empty() && !IsSocketOurs()) {
-    EBBTIDE_ASSIGN_OR_RETURN(const int socket, BindSocket());
-    {
-      const absl::MutexLock lock(&mu_);
-      if (next_socket_ >= 0) ::close(next_socket_);
-      next_socket_ = socket;
-    }
-    Wake();
-    Log(LogLevel::kWarn, "the socket was gone; listening anew", {{"path", place_.socket_path}});
-  }
+absl::Status Listener::status() const {
   const absl::MutexLock lock(&mu_);
+  if (!listening_.ok()) return listening_;
   const bool is_refusing = SteadyClock().SinceStart() - refused_at_ < kRefusing;
   return is_refusing ? absl::UnavailableError(why_refused_) : absl::OkStatus();
 }
@@ -221,31 +229,27 @@ void Listener::Accept(Take take) {
   });
 }
 
-void Listener::Wake() const {
-  ::eventfd_write(wake_, 1);
-}
-
 void Listener::Run(const Take& take) {
+  absl::Duration next_look = SteadyClock().SinceStart() + kLookEach;
   while (true) {
-    std::vector<pollfd> ready = {{.fd = wake_, .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> ready = {{.fd = end_, .events = POLLIN, .revents = 0}};
     for (const int socket : sockets_) {
       ready.push_back({.fd = socket, .events = POLLIN, .revents = 0});
     }
-    ::poll(ready.data(), ready.size(), -1);
-    {
-      const absl::MutexLock lock(&mu_);
-      if (is_over_) return;
-      if (next_socket_ >= 0) {
-        eventfd_t ignored = 0;
-        ::eventfd_read(wake_, &ignored);
-        for (const int socket : sockets_) ::close(socket);
-        sockets_ = {std::exchange(next_socket_, -1)};
-        continue;
-      }
-    }
+    const absl::Duration rest = next_look - SteadyClock().SinceStart();
+    ::poll(ready.data(), ready.size(),
+           static_cast<int>(absl::ToInt64Milliseconds(std::max(rest, absl::ZeroDuration()))) + 1);
+    if (ready.front().revents != 0) return;
     for (const pollfd& socket : ready) {
-      if (socket.fd != wake_ && socket.revents != 0) AcceptFrom(socket.fd, take);
+      if (socket.revents != 0) AcceptFrom(socket.fd, take);
     }
+    if (SteadyClock().SinceStart() < next_look) continue;
+    try {
+      LookAfterSocket();
+    } catch (const std::bad_alloc&) {
+      // The next look does it.
+    }
+    next_look = SteadyClock().SinceStart() + kLookEach;
   }
 }
 
@@ -256,15 +260,18 @@ void Listener::AcceptFrom(int socket, const Take& take) {
   if (connection < 0 && (error == EAGAIN || error == EINTR || error == ECONNABORTED)) return;
   if (connection < 0) {
     NoteRefused(absl::StrFormat("connections can't be taken: %s", ::strerror(error)));
-    pollfd wake = {.fd = wake_, .events = POLLIN, .revents = 0};
-    ::poll(&wake, 1, kPauseMs);
+    pollfd end = {.fd = end_, .events = POLLIN, .revents = 0};
+    ::poll(&end, 1, kPauseMs);
   } else if (IsForFiles(connection)) {
     ::close(connection);
     NoteRefused("the descriptors that connections may have are all in use");
   } else {
+    highest_ = std::max(highest_, connection);
+    {
+      const absl::MutexLock lock(&mu_);
+      refused_at_ = -absl::InfiniteDuration();
+    }
     take(connection);
-    const absl::MutexLock lock(&mu_);
-    refused_at_ = -absl::InfiniteDuration();
   }
 }
 
@@ -272,6 +279,21 @@ void Listener::NoteRefused(const std::string& why) {
   const absl::MutexLock lock(&mu_);
   refused_at_ = SteadyClock().SinceStart();
   why_refused_ = why;
+}
+
+void Listener::LookAfterSocket() {
+  const bool is_gone = !place_.socket_path.empty() && !IsSocketOurs();
+  absl::Status listening = is_gone ? ListenAnew() : absl::OkStatus();
+  const absl::MutexLock lock(&mu_);
+  listening_ = std::move(listening);
+}
+
+absl::Status Listener::ListenAnew() {
+  EBBTIDE_ASSIGN_OR_RETURN(const SocketClaim claim, SocketClaim::TryTake(place_.socket_path));
+  EBBTIDE_ASSIGN_OR_RETURN(const int socket, BindSocket(claim));
+  ::close(std::exchange(sockets_.front(), socket));
+  Log(LogLevel::kWarn, "the socket was gone; listening anew", {{"path", place_.socket_path}});
+  return absl::OkStatus();
 }
 
 }  // namespace ebbtide::service

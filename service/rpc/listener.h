@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 
 #include "service/config/config.h"
+#include "service/rpc/socket_claim.h"
 
 namespace ebbtide::service {
 
@@ -39,39 +40,45 @@ class Listener {
   const ListenConfig& place() const { return place_; }
 
   // Once. A quarter of the process's descriptors is kept for its files: connections beyond are
-  // closed at once.
+  // closed at once. From then on a socket that was removed is made anew within a second.
   void Accept(Take take);
 
   // Nobody can connect any more. Removes the socket, unless somebody else's lies there.
-  void Close() ABSL_LOCKS_EXCLUDED(mu_);
+  void Close();
 
   // Ends every connection that was made here: gRPC waits for ever to write to one whose client
-  // reads no more.
+  // reads no more. Once it is closed.
   void HangUp() const;
 
-  // Whether clients can connect, and why not: not where the newest connection was refused within
-  // five seconds. Listens anew where the socket was removed. Called now and then, by one thread.
-  absl::Status Refresh() ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether clients can connect, and why not: not where the socket is gone and can't be had back,
+  // nor where the newest connection was refused within five seconds.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   explicit Listener(const ListenConfig& place);
-  absl::StatusOr<int> BindSocket();
+  absl::StatusOr<int> BindSocket(const SocketClaim& claim);
   absl::Status BindPorts();
+  absl::Status BindAddresses();
+  void CloseSockets();
   bool IsSocketOurs() const;
   bool IsConnectionHere(int fd) const;
   void Run(const Take& take);
   void AcceptFrom(int socket, const Take& take);
   void NoteRefused(const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
-  void Wake() const;
+  void LookAfterSocket() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status ListenAnew();
 
+  const int end_;  // Readable once it is over.
   ListenConfig place_;
-  dev_t device_ = 0;  // With the inode it tells our socket from others at its path.
-  ino_t inode_ = 0;
-  const int wake_;
-  std::vector<int> sockets_;  // Of the thread, once it runs.
-  absl::Mutex mu_;
-  int next_socket_ ABSL_GUARDED_BY(mu_) = -1;  // Takes the place of the others.
-  bool is_over_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Of the thread, while it runs.
+  std::vector<int> sockets_;
+  dev_t device_ = 0;  // With the inode it tells our socket from others at its path, while it is
+  ino_t inode_ = 0;   // open: later the number may be another file's.
+  int highest_ = -1;  // Of the connections' descriptors.
+
+  mutable absl::Mutex mu_;
+  absl::Status listening_ ABSL_GUARDED_BY(mu_);
   absl::Duration refused_at_ ABSL_GUARDED_BY(mu_) = -absl::InfiniteDuration();
   std::string why_refused_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;

@@ -164,7 +164,7 @@ void RpcServer::RefreshHealth() {
 }
 
 bool RpcServer::CanConnect() {
-  const absl::Status status = listener_->Refresh();
+  const absl::Status status = listener_->status();
   std::string why(status.message());
   if (why != why_nobody_connects_) {
     if (!status.ok()) Log(LogLevel::kError, "nobody can connect", {{"why", why}});

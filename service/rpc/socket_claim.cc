@@ -101,6 +101,13 @@ absl::Status ClearPlace(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<SocketClaim> SocketClaim::Take(const std::string& path) {
+  return TakeBy(LOCK_EX, path);
+}
+absl::StatusOr<SocketClaim> SocketClaim::TryTake(const std::string& path) {
+  return TakeBy(LOCK_EX | LOCK_NB, path);
+}
+
+absl::StatusOr<SocketClaim> SocketClaim::TakeBy(int lock, const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path();
   EBBTIDE_RETURN_IF_ERROR(MakeFolder(folder));
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -109,8 +116,12 @@ absl::StatusOr<SocketClaim> SocketClaim::Take(const std::string& path) {
   }
   SocketClaim claim(path, fd);
   EBBTIDE_RETURN_IF_ERROR(CheckOwner(folder, fd));
-  // Claims are held for milliseconds.
-  if (::flock(fd, LOCK_EX) != 0) {
+  // Claims are held for milliseconds, but whoever can open the folder can lock it.
+  if (::flock(fd, lock) != 0) {
+    if (errno == EWOULDBLOCK) {
+      return absl::UnavailableError(
+          absl::StrFormat("another process has locked the socket's folder %s", folder));
+    }
     return Failed(errno, "can't lock the socket's folder", folder);
   }
   EBBTIDE_RETURN_IF_ERROR(ClearPlace(path));

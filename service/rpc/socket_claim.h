@@ -22,6 +22,10 @@ class SocketClaim {
   //   kPermissionDenied, kNotFound, …  the system's own words for a folder that can't be used
   static absl::StatusOr<SocketClaim> Take(const std::string& path);
 
+  // The same, waiting for nobody.
+  //   kUnavailable  somebody else has a claim on the folder
+  static absl::StatusOr<SocketClaim> TryTake(const std::string& path);
+
   SocketClaim(SocketClaim&& other) noexcept;
   SocketClaim& operator=(SocketClaim&&) = delete;
   ~SocketClaim();
@@ -30,6 +34,7 @@ class SocketClaim {
   absl::Status SetMode(unsigned mode) const;
 
  private:
+  static absl::StatusOr<SocketClaim> TakeBy(int lock, const std::string& path);
   SocketClaim(std::string path, int folder) : path_(std::move(path)), folder_(folder) {}
 
   std::string path_;

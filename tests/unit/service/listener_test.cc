@@ -1,22 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clients of a real listener: those that come when there is no descriptor for them, and those that
-// find its socket gone.
+// Clients of a real listener: those that come when there is no descriptor for them, those that
+// find its socket gone, and those that are there when it ends.
 
 #include "service/rpc/listener.h"
 
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "service/config/listen.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
@@ -46,6 +56,17 @@ class ListenerTest : public testing::Test {
       const absl::MutexLock lock(&mu_);
       taken_.push_back(connection);
     });
+  }
+
+  // Another's socket in the place of ours, at one stroke.
+  std::unique_ptr<Listener> ReplaceSocket() {
+    ListenConfig place = place_;
+    place.socket_path = folder_.path() / "other.sock";
+    absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(place);
+    EXPECT_THAT(other, IsOk());
+    if (!other.ok()) return nullptr;
+    fs::rename(place.socket_path, place_.socket_path);
+    return *std::move(other);
   }
 
   size_t TakenCount() {
@@ -101,12 +122,37 @@ class DescriptorLimit {
   rlimit before_ = {};
 };
 
+unsigned ModeOf(const std::string& path) {
+  struct stat info = {};
+  return ::lstat(path.c_str(), &info) == 0 ? info.st_mode & 0777U : 0U;
+}
+
+std::string MaskOfThisProcess() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line) && !line.starts_with("Umask:")) {
+  }
+  return line;
+}
+
+// Whether no thread of that name has anything to do now; others inherit the name.
+bool IsAsleep(const std::string& name) {
+  bool is_asleep = true;
+  for (const fs::directory_entry& task : fs::directory_iterator("/proc/self/task")) {
+    std::string comm, stat;
+    std::getline(std::ifstream(task.path() / "comm"), comm);
+    std::getline(std::ifstream(task.path() / "stat"), stat);
+    if (comm == name && stat.find(") S ") == std::string::npos) is_asleep = false;
+  }
+  return is_asleep;
+}
+
 TEST_F(ListenerTest, GivesEachConnectionOn) {
   Open();
 
   EXPECT_TRUE(IsTaken());
   EXPECT_TRUE(IsTaken());
-  EXPECT_THAT(listener_->Refresh(), IsOk());
+  EXPECT_THAT(listener_->status(), IsOk());
 }
 
 TEST_F(ListenerTest, KeepsDescriptorsForFilesAndTakesConnectionsAgain) {
@@ -115,16 +161,16 @@ TEST_F(ListenerTest, KeepsDescriptorsForFilesAndTakesConnectionsAgain) {
   while (Connect() >= 0 && clients_.size() < 32) {
   }
 
-  EXPECT_TRUE(ComesTrue([&] { return !listener_->Refresh().ok(); }));
+  EXPECT_TRUE(ComesTrue([&] { return !listener_->status().ok(); }));
 
-  EXPECT_THAT(listener_->Refresh(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("in use")));
+  EXPECT_THAT(listener_->status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("in use")));
   {
     const absl::MutexLock lock(&mu_);
     EXPECT_THAT(taken_, testing::Each(testing::Lt(48)));
   }
   CloseAll();
   EXPECT_TRUE(IsTaken());
-  EXPECT_THAT(listener_->Refresh(), IsOk());
+  EXPECT_THAT(listener_->status(), IsOk());
 }
 
 TEST_F(ListenerTest, OutlivesThatThereIsNoDescriptorAtAll) {
@@ -138,12 +184,12 @@ TEST_F(ListenerTest, OutlivesThatThereIsNoDescriptorAtAll) {
     place_.socket_path.copy(address.sun_path, sizeof address.sun_path - 1);
     ASSERT_EQ(::connect(client, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
 
-    EXPECT_TRUE(ComesTrue([&] { return !listener_->Refresh().ok(); }));
+    EXPECT_TRUE(ComesTrue([&] { return !listener_->status().ok(); }));
     EXPECT_EQ(TakenCount(), 0U);
   }
 
   EXPECT_TRUE(ComesTrue([&] { return TakenCount() == 1; }));
-  EXPECT_THAT(listener_->Refresh(), IsOk());
+  EXPECT_THAT(listener_->status(), IsOk());
   ::close(client);
   ::close(file);
 }
@@ -151,52 +197,181 @@ TEST_F(ListenerTest, OutlivesThatThereIsNoDescriptorAtAll) {
 TEST_F(ListenerTest, ListensAnewWhereTheSocketWasRemoved) {
   place_.socket_mode = 0660;
   Open();
+
   fs::remove(place_.socket_path);
-  ASSERT_EQ(Connect(), -1);
 
-  EXPECT_THAT(listener_->Refresh(), IsOk());
-
+  EXPECT_TRUE(ComesTrue([&] { return Connect() >= 0; }));
   EXPECT_TRUE(IsTaken());
-  EXPECT_EQ(static_cast<unsigned>(fs::status(place_.socket_path).permissions()), 0660U);
+  EXPECT_EQ(ModeOf(place_.socket_path), 0660U);
+  EXPECT_THAT(listener_->status(), IsOk());
   listener_.reset();
   EXPECT_FALSE(fs::exists(place_.socket_path));
+}
+
+TEST_F(ListenerTest, RestsOnceItListensAnew) {
+  Open();
+  fs::remove(place_.socket_path);
+  ASSERT_TRUE(ComesTrue([&] { return Connect() >= 0; }));
+  ASSERT_TRUE(IsTaken());
+
+  // One that finds something to do at each look may wait for a lock, but never sleeps on.
+  int asleep = 0;
+  EXPECT_TRUE(ComesTrue([&] {
+    asleep = IsAsleep("ebbtide-accept") ? asleep + 1 : 0;
+    return asleep == 1000;
+  }));
 }
 
 TEST_F(ListenerTest, LeavesASocketThatIsAnothers) {
   Open();
-  fs::remove(place_.socket_path);
-  absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(place_);
-  ASSERT_THAT(other, IsOk());
+  const std::unique_ptr<Listener> other = ReplaceSocket();
 
-  EXPECT_THAT(listener_->Refresh(),
+  EXPECT_TRUE(ComesTrue([&] { return !listener_->status().ok(); }));
+
+  EXPECT_THAT(listener_->status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is listened at by")));
-
   listener_.reset();
-  EXPECT_TRUE(fs::exists(place_.socket_path));
-  other->reset();
-  EXPECT_FALSE(fs::exists(place_.socket_path));
+  EXPECT_GE(Connect(), 0);
 }
 
 TEST_F(ListenerTest, TakesTheSocketBackWhereTheOtherIsGone) {
   Open();
-  fs::remove(place_.socket_path);
-  absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(place_);
-  ASSERT_THAT(other, IsOk());
-  ASSERT_FALSE(listener_->Refresh().ok());
-  other->reset();
+  std::unique_ptr<Listener> other = ReplaceSocket();
+  ASSERT_TRUE(ComesTrue([&] { return !listener_->status().ok(); }));
 
-  EXPECT_THAT(listener_->Refresh(), IsOk());
+  other.reset();
 
+  EXPECT_TRUE(ComesTrue([&] { return listener_->status().ok(); }));
   EXPECT_TRUE(IsTaken());
 }
 
+// File systems give a number again: ext4 to the next file. Here it is surely the same.
+TEST_F(ListenerTest, SocketThatComesOnceItIsClosedIsAnothersWhateverItsInode) {
+  Open();
+  const fs::path link = folder_.path() / "link";
+  fs::create_hard_link(place_.socket_path, link);
+  listener_->Close();
+  ASSERT_FALSE(fs::exists(place_.socket_path));
+  fs::rename(link, place_.socket_path);
+
+  listener_.reset();
+
+  EXPECT_TRUE(fs::exists(place_.socket_path));
+}
+
+// Whoever can open a folder can lock it, as anybody can /tmp.
+TEST_F(ListenerTest, WaitsForNobodyWhoLocksTheFolder) {
+  Open();
+  const int folder = ::open(folder_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(folder, LOCK_EX), 0);
+  fs::remove(place_.socket_path);
+
+  EXPECT_TRUE(ComesTrue([&] { return !listener_->status().ok(); }));
+
+  EXPECT_THAT(listener_->status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("locked")));
+  ::close(folder);
+  EXPECT_TRUE(ComesTrue([&] { return listener_->status().ok(); }));
+  EXPECT_TRUE(IsTaken());
+}
+
+// The mask is the process's: changed for a socket, it would be other threads' too.
+TEST_F(ListenerTest, SocketIsNeverOpenToOthersAndTheMaskStays) {
+  const mode_t mask = ::umask(0);
+  std::atomic<bool> is_over = false;
+  std::atomic<int> seen = 0;
+  unsigned modes = 0;
+  std::set<std::string> masks;
+  std::thread watcher([&] {
+    while (!is_over) {
+      const unsigned mode = ModeOf(place_.socket_path);
+      modes |= mode;
+      if (mode != 0) ++seen;
+      masks.insert(MaskOfThisProcess());
+    }
+  });
+
+  EXPECT_TRUE(ComesTrue([&] {
+    for (int i = 0; i < 100; ++i) EXPECT_THAT(Listener::Open(place_), IsOk());
+    return seen > 600;
+  }));
+
+  is_over = true;
+  watcher.join();
+  ::umask(mask);
+  EXPECT_EQ(modes, 0600U);
+  EXPECT_THAT(masks, testing::ElementsAre("Umask:\t0000"));
+}
+
+TEST_F(ListenerTest, HangsUpThoughThereIsNoDescriptor) {
+  Open();
+  ASSERT_TRUE(IsTaken());
+  listener_->Close();
+  const int client = clients_.front();
+  const int free = ::dup(client);
+  ::close(free);
+  {
+    const DescriptorLimit limit(static_cast<rlim_t>(free));
+    ASSERT_EQ(::dup(client), -1);
+
+    listener_->HangUp();
+  }
+
+  pollfd end = {.fd = client, .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&end, 1, 30'000), 1);
+  char byte = 0;
+  EXPECT_EQ(::read(client, &byte, 1), 0);
+}
+
+ListenConfig PortOf(const char* host, uint16_t port) {
+  return {.socket_path = "", .host = host, .port = port};
+}
+
+bool HasIpv6() {
+  return Listener::Open(PortOf("::1", 0)).ok();
+}
+
 TEST_F(ListenerTest, AnyPortIsTheSameAtEveryAddress) {
-  place_ = {.socket_path = "", .host = "localhost", .port = 0};
+  place_ = PortOf("localhost", 0);
   Open();
 
-  EXPECT_GT(listener_->place().port, 0);
-  EXPECT_THAT(Listener::Open(listener_->place()),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("in use")));
+  const uint16_t port = listener_->place().port;
+  EXPECT_GT(port, 0);
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    if (host == std::string("::1") && !HasIpv6()) continue;
+    EXPECT_THAT(Listener::Open(PortOf(host, port)),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("in use")))
+        << host;
+  }
+}
+
+// Half a localhost would send some clients to somebody else.
+TEST_F(ListenerTest, LocalhostNeedsThePortAtEveryAddress) {
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    if (host == std::string("::1") && !HasIpv6()) GTEST_SKIP() << "this machine has no IPv6";
+    const absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(PortOf(host, 0));
+    ASSERT_THAT(other, IsOk());
+    const ListenConfig place = (*other)->place();
+
+    EXPECT_THAT(Listener::Open(PortOf("localhost", place.port)),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         testing::AllOf(HasSubstr(FormatListen(place)), HasSubstr("in use"))));
+  }
+}
+
+// With so many in use, one in twenty that is free at one address is not at the other.
+TEST_F(ListenerTest, AnyPortIsOneThatIsFreeAtEveryAddress) {
+  if (!HasIpv6()) GTEST_SKIP() << "this machine has no IPv6";
+  std::vector<std::unique_ptr<Listener>> others;
+  const DescriptorLimit limit(2048);
+  for (int i = 0; i < 800; ++i) {
+    absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(PortOf("::1", 0));
+    ASSERT_THAT(other, IsOk());
+    others.push_back(*std::move(other));
+  }
+
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_THAT(Listener::Open(PortOf("localhost", 0)), IsOk());
+  }
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "service/reason.h"
 #include "service/rpc/listener.h"
 #include "service/rpc/server.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/grpc_probe.h"
 #include "tests/support/http2_call.h"
@@ -338,16 +339,21 @@ TEST_F(RpcServerTest, HealthTellsOfADeviceThatIsLost) {
 
 TEST_F(RpcServerTest, HealthTellsThatNobodyCanConnect) {
   Start();
-  ASSERT_EQ(::unlink(config_.listen.socket_path.c_str()), 0);
-  absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(config_.listen);
+  ListenConfig place = config_.listen;
+  place.socket_path = folder_.path() / "other.sock";
+  absl::StatusOr<std::unique_ptr<Listener>> other = Listener::Open(place);
   ASSERT_THAT(other, IsOk());
+  std::filesystem::rename(place.socket_path, config_.listen.socket_path);
+  const auto becomes = [this](const std::string& health) {
+    return test::ComesTrue([&] {
+      server_->RefreshHealth();
+      return HealthOf(channel_, "") == health;
+    });
+  };
 
-  server_->RefreshHealth();
-
-  EXPECT_EQ(HealthOf(channel_, ""), "NOT_SERVING");
+  EXPECT_TRUE(becomes("NOT_SERVING"));
   other->reset();
-  server_->RefreshHealth();
-  EXPECT_EQ(HealthOf(channel_, ""), "SERVING");
+  EXPECT_TRUE(becomes("SERVING"));
   EXPECT_EQ(HealthOf(test::ConnectTo(server_->target()), ""), "SERVING");
 }
 

@@ -102,6 +102,17 @@ TEST_F(SocketClaimTest, LinkToASocketIsNotFollowed) {
   EXPECT_TRUE(fs::exists(elsewhere));
 }
 
+TEST_F(SocketClaimTest, OnlyOneHasAClaimOnAFolder) {
+  {
+    const absl::StatusOr<SocketClaim> other = SocketClaim::Take(path_);
+    ASSERT_THAT(other, IsOk());
+
+    EXPECT_THAT(SocketClaim::TryTake(path_),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(folder_.path().string())));
+  }
+  EXPECT_THAT(SocketClaim::TryTake(path_), IsOk());
+}
+
 TEST_F(SocketClaimTest, ModeIsSetOnTheSocket) {
   const absl::StatusOr<SocketClaim> claim = SocketClaim::Take(path_);
   ASSERT_THAT(claim, IsOk());
