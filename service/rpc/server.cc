@@ -86,16 +86,17 @@ RpcServer::RpcServer(const ServerConfig& config, ServerFacts facts, Engine& engi
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const ServerConfig& config,
                                                              ServerFacts facts, Engine& engine,
-                                                             Clock& clock) {
+                                                             Clock& clock,
+                                                             absl::Duration silence_max) {
   // No make_unique: the constructor is private.
   std::unique_ptr<RpcServer> server(new RpcServer(config, std::move(facts), engine, clock));
   EBBTIDE_ASSIGN_OR_RETURN(server->listener_, Listener::Open(config.listen));
-  EBBTIDE_RETURN_IF_ERROR(server->Start(config));
+  EBBTIDE_RETURN_IF_ERROR(server->Start(config, silence_max));
   server->SetHealth(true);
   return server;
 }
 
-absl::Status RpcServer::Start(const ServerConfig& config) {
+absl::Status RpcServer::Start(const ServerConfig& config, absl::Duration silence_max) {
   KeepGrpcUp();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -115,6 +116,11 @@ absl::Status RpcServer::Start(const ServerConfig& config) {
   const auto calls_max = static_cast<int>(config.calls_in_flight_max);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                              std::max(kSpareThreads / 2, calls_max / 2));
+  // gRPC's own limit for a connection to begin holds for those alone that it accepts itself.
+  const auto half_ms = static_cast<int>(absl::ToInt64Milliseconds(silence_max / 2));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, half_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, half_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
   watchers.push_back(unread_.MakeWatcher());
   builder.experimental().SetInterceptorCreators(std::move(watchers));

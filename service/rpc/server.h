@@ -29,13 +29,17 @@ namespace ebbtide::service {
 // Thread-safe.
 class RpcServer {
  public:
+  // Long, since an idle worker's gRPC looks at its connection every 5 s.
+  static constexpr absl::Duration kSilenceMax = absl::Minutes(2);
+
   // Listens from the moment it returns. `facts` lacks what the configuration and the socket say,
-  // which is filled in. `engine` and `clock` must outlive the server.
+  // which is filled in. `engine` and `clock` must outlive the server. A connection whose other end
+  // says nothing for `silence_max`, though it is asked, is ended.
   //   kFailedPrecondition  somebody listens there already (socket_claim.h)
   //   kUnavailable, …      the system's own words
-  static absl::StatusOr<std::unique_ptr<RpcServer>> Listen(const ServerConfig& config,
-                                                           ServerFacts facts, Engine& engine,
-                                                           Clock& clock);
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Listen(
+      const ServerConfig& config, ServerFacts facts, Engine& engine, Clock& clock,
+      absl::Duration silence_max = kSilenceMax);
   // Cuts off what is still in progress, and removes the socket.
   ~RpcServer();
 
@@ -57,7 +61,7 @@ class RpcServer {
 
  private:
   RpcServer(const ServerConfig& config, ServerFacts facts, Engine& engine, Clock& clock);
-  absl::Status Start(const ServerConfig& config);
+  absl::Status Start(const ServerConfig& config, absl::Duration silence_max);
   bool CanConnect();
   void SetHealth(bool is_serving);
 

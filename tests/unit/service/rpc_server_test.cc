@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -73,14 +74,14 @@ class RpcServerTest : public testing::Test {
     config_.call_deadline = absl::Seconds(30);
   }
 
-  void Start() {
+  void Start(absl::Duration silence_max = RpcServer::kSilenceMax) {
     ServerFacts facts;
     facts.version = "1.2.3";
     facts.boot_id = "b00t";
     facts.backend = "cpu";
     facts.started = clock_.SinceStart();
     absl::StatusOr<std::unique_ptr<RpcServer>> server =
-        RpcServer::Listen(config_, facts, engine_, clock_);
+        RpcServer::Listen(config_, facts, engine_, clock_, silence_max);
     ASSERT_THAT(server, IsOk());
     server_ = *std::move(server);
     channel_ = test::ConnectTo(server_->target());
@@ -355,6 +356,24 @@ TEST_F(RpcServerTest, HealthTellsThatNobodyCanConnect) {
   other->reset();
   EXPECT_TRUE(becomes("SERVING"));
   EXPECT_EQ(HealthOf(test::ConnectTo(server_->target()), ""), "SERVING");
+}
+
+TEST_F(RpcServerTest, ConnectionThatSaysNothingIsEnded) {
+  Start(absl::Milliseconds(200));
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  config_.listen.socket_path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const timeval patience = {.tv_sec = 30, .tv_usec = 0};
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+
+  char bytes[256];
+  ssize_t count = 1;
+  while (count > 0) count = ::read(fd, bytes, sizeof bytes);
+
+  EXPECT_EQ(count, 0);  // Rather than that patience ended.
+  ::close(fd);
 }
 
 TEST_F(RpcServerTest, ShutdownRefusesTheNewAndFinishesTheOld) {
