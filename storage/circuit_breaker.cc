@@ -28,14 +28,10 @@ std::string CircuitBreaker::why_degraded() const {
   return now - reads_.at < kQuietTime ? reads_.last : "";
 }
 
-absl::Status CircuitBreaker::CheckClosed() const {
-  const std::string why = why_no_writes();
-  if (why.empty()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(why, "; nothing is written until it is well again"));
-}
-
 absl::Status CircuitBreaker::Write(std::span<const BlockWrite> blocks) {
-  EBBTIDE_RETURN_IF_ERROR(CheckClosed());
+  if (const std::string why = why_no_writes(); !why.empty()) {
+    return absl::UnavailableError(absl::StrCat(why, "; nothing is written until it is well again"));
+  }
   absl::Status status = tier_.Write(blocks);
   if (absl::IsUnavailable(status)) Open(status);
   return status;
@@ -48,7 +44,6 @@ absl::Status CircuitBreaker::Read(std::span<PageRead> pages, absl::Duration pati
 }
 
 absl::Status CircuitBreaker::Erase(std::span<const BlockKey> keys) {
-  EBBTIDE_RETURN_IF_ERROR(CheckClosed());
   absl::Status status = tier_.Erase(keys);
   if (absl::IsUnavailable(status)) Open(status);
   return status;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tier that is asked no more while its medium fails: from the first write or erasure that it does
-// not answer, all are refused at once, until a probe finds it well. Reads go through in any case,
-// and one that fails is told for a minute and stops nothing: a bad sector is no reason to write
-// nothing, and that others are read well none to think it gone. Tested by
-// tests/unit/storage/circuit_breaker_test.cc.
+// A tier that is written to no more while its medium fails: from the first write or erasure that it
+// does not answer, writes are refused at once, until a probe finds it well. Erasures go through,
+// since they make room on a disk that is full, and so do reads. One that fails is told for a minute
+// and stops nothing: a bad sector is no reason to write nothing, and that others are read well none
+// to think it gone. Tested by tests/unit/storage/circuit_breaker_test.cc.
 
 #pragma once
 
@@ -27,7 +27,7 @@ class CircuitBreaker final : public Tier {
  public:
   CircuitBreaker(Tier& tier, Clock& clock) : tier_(tier), clock_(clock) {}
 
-  // Why writes and erasures are refused now; "" where they are not. A budget that is used up is no
+  // Why writes are refused now; "" where they are not. A budget that is used up is no
   // fault.
   std::string why_no_writes() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -52,7 +52,6 @@ class CircuitBreaker final : public Tier {
     uint64_t unlogged = 0;
   };
 
-  absl::Status CheckClosed() const ABSL_LOCKS_EXCLUDED(mu_);
   void Open(const absl::Status& failure) ABSL_LOCKS_EXCLUDED(mu_);
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
   void NoteRead(const absl::Status& failure) ABSL_LOCKS_EXCLUDED(mu_);

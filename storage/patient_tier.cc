@@ -35,6 +35,7 @@ struct PatientTier::Call {
 PatientTier::PatientTier(std::unique_ptr<Tier> tier, const Patience& patience, Clock& clock)
     : tier_(std::move(tier)),
       limit_(patience.limit),
+      threads_max_(static_cast<size_t>(patience.threads)),
       clock_(clock),
       threads_(MakeThreadExecutor(tier_->name(), patience.threads,
                                   static_cast<size_t>(patience.threads))) {
@@ -47,14 +48,33 @@ PatientTier::~PatientTier() {
   is_ending_ = true;
 }
 
-bool PatientTier::HasWork() const {
-  return is_ending_ || !changes_.empty() || !reads_.empty();
+bool PatientTier::MayBeginAChange() const {
+  return !changes_.empty() && std::ranges::none_of(running_, [](const auto& call) {
+    return call->is_left && call->job.access == Access::kChanges;
+  });
 }
 
-bool PatientTier::IsStuck() const {
+bool PatientTier::HasWork() const {
+  return is_ending_ || MayBeginAChange() || !reads_.empty();
+}
+
+bool PatientTier::IsStuck(Access access) const {
   const absl::Duration now = clock_.SinceStart();
-  return std::ranges::any_of(running_,
-                             [&](const auto& call) { return now - call->begun >= limit_; });
+  size_t stuck = 0;
+  for (const auto& call : running_) {
+    if (now - call->begun < limit_) continue;
+    if (access == Access::kReads || call->job.access == Access::kChanges) return true;
+    ++stuck;
+  }
+  return stuck == threads_max_;
+}
+
+absl::Status PatientTier::Refused(std::string_view what) const {
+  const auto left = std::ranges::count_if(running_, [](const auto& each) { return each->is_left; });
+  return absl::UnavailableError(absl::StrCat(std::string(name()), " tier: ", running_.size(),
+                                             " earlier calls still run, ", left,
+                                             " of them given up; a ", std::string(what),
+                                             " waits until the medium answers: see to its disk"));
 }
 
 void PatientTier::Work() {
@@ -64,7 +84,7 @@ void PatientTier::Work() {
       const absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &PatientTier::HasWork));
       if (is_ending_) return;
-      Calls& waiting = changes_.empty() ? reads_ : changes_;
+      Calls& waiting = MayBeginAChange() ? changes_ : reads_;
       call = waiting.begin();
       running_.splice(running_.end(), waiting, call);
       (*call)->begun = clock_.SinceStart();
@@ -90,29 +110,17 @@ absl::Status PatientTier::Wait(Job job) {
   const absl::Duration until = clock_.SinceStart() + patience;
   const auto call = std::make_shared<Call>(Call{.job = std::move(job)});
   const std::string what(call->job.what);
-  const bool is_read = call->job.access == Access::kReads;
+  const Access access = call->job.access;
   const absl::MutexLock lock(&mu_);
-  const auto overtakes_nothing = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return is_read || std::ranges::none_of(running_, [](const auto& each) {
-             return each->is_left && each->job.access == Access::kChanges;
-           });
-  };
-  if (IsStuck() || !mu_.AwaitWithTimeout(absl::Condition(&overtakes_nothing), patience)) {
-    const auto left =
-        std::ranges::count_if(running_, [](const auto& each) { return each->is_left; });
-    return absl::UnavailableError(
-        absl::StrCat(std::string(name()), " tier: ", left,
-                     " earlier calls have not come back within ", absl::FormatDuration(limit_),
-                     "; ", what, " waits until the medium answers again: see to its disk"));
-  }
-  Calls& waiting = is_read ? reads_ : changes_;
+  if (IsStuck(access)) return Refused(what);
+  Calls& waiting = access == Access::kReads ? reads_ : changes_;
   waiting.push_back(call);
   if (mu_.AwaitWithTimeout(absl::Condition(&call->is_done), until - clock_.SinceStart())) {
     if (call->thrown != nullptr) std::rethrow_exception(call->thrown);
     return std::move(call->status);
   }
+  if (waiting.remove(call) > 0 && access == Access::kChanges) return Refused(what);
   call->is_left = true;
-  waiting.remove(call);  // Unless it runs.
   const std::string message = absl::StrCat(std::string(name()), " tier: no answer to a ", what,
                                            " within ", absl::FormatDuration(patience));
   if (call->job.patience < limit_) return absl::DeadlineExceededError(message);

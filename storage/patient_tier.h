@@ -2,9 +2,10 @@
 //
 // A tier on a medium that may never answer (a hung disk, a stale mount), behind callers who must
 // not hang with it: each call waits for a limited time, then goes on without. What no thread has
-// begun by then is never done; what one has goes on, and no write or erasure overtakes a write that
-// was left. While a call that has itself run for the limit still runs, all others are refused at
-// once. So no more threads are ever stuck than there are here, nor more memory than they read into.
+// begun by then is never done; what one has goes on, and no write or erasure begins while one that
+// was left still runs. While a call that has itself run for the limit still runs, reads are refused
+// at once, and changes where it is one itself or all threads are so: one bad sector stops no write.
+// So no more threads are ever stuck than there are here, nor more memory than their calls hold.
 // Tested by tests/unit/storage/patient_tier_test.cc.
 
 #pragma once
@@ -64,14 +65,17 @@ class PatientTier final : public Tier {
   // Runs jobs until the end: each thread does.
   void Work() ABSL_LOCKS_EXCLUDED(mu_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool IsStuck() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MayBeginAChange() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsStuck(Access access) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Refused(std::string_view what) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Fixed after construction.
   const std::unique_ptr<Tier> tier_;
   const absl::Duration limit_;
+  const size_t threads_max_;
   Clock& clock_;
 
-  mutable absl::Mutex mu_;
+  absl::Mutex mu_;
   bool is_ending_ ABSL_GUARDED_BY(mu_) = false;
   Calls changes_ ABSL_GUARDED_BY(mu_);  // They wait for a thread,
   Calls reads_ ABSL_GUARDED_BY(mu_);    // these too.

@@ -39,7 +39,7 @@ class HostTier final : public Tier {
   absl::Status Read(std::span<PageRead> pages, absl::Duration patience) override;
   BlockPin Pin(const BlockKey& key) override;
   absl::Status Erase(std::span<const BlockKey> keys) override;
-  absl::Status Probe() override { return absl::OkStatus(); }  // Memory does not fall ill.
+  absl::Status Probe() override { return absl::OkStatus(); }  // Memory does not fail so.
   TierUsage Usage() const override;
   TierRoom Room(std::span<const RecordSize> sizes) const override;
 

@@ -117,15 +117,18 @@ absl::Status RocksdbTier::WriteOne(const BlockWrite& block) {
 absl::Status RocksdbTier::Commit(const BlockKey& key, const SlotPlace& place,
                                  std::span<const std::byte> header_used) {
   std::optional<BlockEntry> replaced;
+  absl::Status damage;
   {
     absl::MutexLock lock(&commit_mu_);
     absl::StatusOr<std::optional<BlockEntry>> found = index_->Get(key);
+    // A damaged entry is replaced too.
     if (!found.ok() && !absl::IsDataLoss(found.status())) return found.status();
-    if (!found.ok()) NoteLostSlot(found.status());  // It is replaced all the same.
     EBBTIDE_RETURN_IF_ERROR(Noted(index_->Put(key, place, header_used)));
+    damage = found.status();
     if (found.ok()) replaced = *std::move(found);
-    if (!replaced) blocks_.fetch_add(1, std::memory_order_relaxed);
+    if (damage.ok() && !replaced) blocks_.fetch_add(1, std::memory_order_relaxed);
   }
+  NoteDamage(damage);
   if (replaced) slots_.Free(replaced->place);
   return absl::OkStatus();
 }
@@ -139,16 +142,20 @@ absl::Status RocksdbTier::Erase(std::span<const BlockKey> keys) {
 
 absl::Status RocksdbTier::EraseOne(const BlockKey& key) {
   std::optional<BlockEntry> erased;
+  absl::Status damage;
   {
     absl::MutexLock lock(&commit_mu_);
     absl::StatusOr<std::optional<BlockEntry>> found = index_->Get(key);
     if (!found.ok() && !absl::IsDataLoss(found.status())) return found.status();
     if (found.ok() && !found->has_value()) return absl::OkStatus();
-    if (!found.ok()) NoteLostSlot(found.status());
     EBBTIDE_RETURN_IF_ERROR(Noted(index_->Delete(key)));
-    if (found.ok()) erased = *std::move(found);
-    blocks_.fetch_sub(1, std::memory_order_relaxed);
+    damage = found.status();
+    if (found.ok()) {
+      erased = *std::move(found);
+      blocks_.fetch_sub(1, std::memory_order_relaxed);
+    }
   }
+  NoteDamage(damage);
   if (erased) slots_.Free(erased->place);
   return absl::OkStatus();
 }
@@ -162,27 +169,28 @@ absl::Status RocksdbTier::Probe() {
   return Noted(index_->Delete(kNobodys));
 }
 
-void RocksdbTier::NoteLostSlot(const absl::Status& damage) {
-  if (lost_slots_.fetch_add(1, std::memory_order_relaxed) > 0) return;
+void RocksdbTier::NoteDamage(const absl::Status& entry) {
+  if (entry.ok() || has_told_damage_.exchange(true, std::memory_order_relaxed)) return;
   Log(LogLevel::kWarn,
-      "rocksdb tier: an index entry is damaged, so nobody knows its slot: that takes room until "
+      "rocksdb tier: the index is damaged; the slots of blocks that it can't find take room until "
       "the "
       "daemon is restarted (said once)",
-      {{"folder", folder_->path().string()}, {"why", std::string(damage.message())}});
+      {{"folder", folder_->path().string()}, {"why", std::string(entry.message())}});
 }
 
 absl::Status RocksdbTier::Noted(absl::Status status) {
-  if (!status.ok()) is_index_ill_.store(true, std::memory_order_release);
+  if (!status.ok()) has_index_failed_.store(true, std::memory_order_release);
   return status;
 }
 
 absl::Status RocksdbTier::HealIndex() {
-  if (!is_index_ill_.load(std::memory_order_acquire)) return absl::OkStatus();
+  if (!has_index_failed_.load(std::memory_order_acquire)) return absl::OkStatus();
   {
     absl::MutexLock lock(&commit_mu_);
-    if (!is_index_ill_.load(std::memory_order_acquire)) return absl::OkStatus();  // Another did it.
+    if (!has_index_failed_.load(std::memory_order_acquire))
+      return absl::OkStatus();  // Another did it.
     EBBTIDE_RETURN_IF_ERROR(index_->Rebuild());
-    is_index_ill_.store(false, std::memory_order_release);
+    has_index_failed_.store(false, std::memory_order_release);
   }
   Log(LogLevel::kInfo, "rocksdb tier: the index takes writes again",
       {{"folder", folder_->path().string()}});

@@ -76,7 +76,7 @@ class RocksdbTier final : public Tier {
   absl::Status EraseOne(const BlockKey& key) ABSL_LOCKS_EXCLUDED(commit_mu_);
   // Takes the index back to work after a fault.
   absl::Status HealIndex();
-  void NoteLostSlot(const absl::Status& damage);
+  void NoteDamage(const absl::Status& entry);
   absl::Status Noted(absl::Status status);  // Remembers that the index has to be healed.
 
   // Fills `block` from its index entry; false where the entry contradicts the key or itself.
@@ -98,8 +98,8 @@ class RocksdbTier final : public Tier {
   const std::unique_ptr<BlockIndex> index_;
   std::atomic<uint64_t> blocks_ = 0;
   std::atomic<uint64_t> corrupt_pages_ = 0;
-  std::atomic<uint64_t> lost_slots_ = 0;  // Whose index entries were damaged.
-  std::atomic<bool> is_index_ill_ = false;
+  std::atomic<bool> has_told_damage_ = false;
+  std::atomic<bool> has_index_failed_ = false;
 
   // Orders the changes of an entry with what it replaces. The index's log is written under it:
   // some 10 us, and RocksDB would queue its writers anyway.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One slot file: a run of slots of one size, taken from the disk when it is made, so that a write
-// into it never finds the disk full. It moves bytes; who owns a slot is slot_file.h's business.
+// One slot file: a run of slots of one size, taken from the disk before it is used, so that a
+// write into it never finds the disk full. It moves bytes; who owns a slot is slot_file.h's
+// business.
 
 #pragma once
 

@@ -61,6 +61,7 @@ void SlotFiles::GiveUp(const SegmentShape& shape, std::shared_ptr<Segment> segme
     absl::MutexLock lock(&mu_);
     classes_.find(shape.slot)->second.is_growing = false;
     not_made_ = shape.slot;
+    not_made_probes_ = 0;
     if (segment == nullptr) {
       options_.budget.Release(ChargeBytes(shape));
       return;
@@ -82,7 +83,6 @@ SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
   size_class.slots += shape.slots;
   size_class.free_slots += shape.slots;
   size_class.is_growing = false;
-  if (not_made_ == shape.slot) not_made_.reset();
   return *Take(size_class);
 }
 
@@ -228,13 +228,14 @@ absl::Status SlotFiles::DeleteLeftOver() {
 absl::Status SlotFiles::Probe() {
   EBBTIDE_RETURN_IF_ERROR(DeleteLeftOver());
   constexpr SlotSize kLeast = {.bytes = kRecordAlignment};  // No entry is made of it.
-  // What failed is tried again: of a disk that is nearly full less may succeed.
-  absl::StatusOr<SlotPlace> place = Allocate(NotMade().value_or(kLeast));
-  if (absl::IsResourceExhausted(place.status())) place = Allocate(kLeast);
-  if (absl::IsResourceExhausted(place.status())) {
-    place = Allocate(FreeSlotSize().value_or(kLeast), /*may_begin_segment=*/false);
-    if (absl::IsFailedPrecondition(place.status())) return absl::OkStatus();
+  for (const SlotSize& size : {SizeToProbe().value_or(kLeast), kLeast}) {
+    const SegmentShape shape = ShapeFor(size);
+    if (options_.budget.TryCharge(ChargeBytes(shape))) return ProbeFile(shape);
   }
+  const std::optional<SlotSize> free = FreeSlotSize();
+  if (!free) return absl::OkStatus();
+  const absl::StatusOr<SlotPlace> place = Allocate(*free, /*may_begin_segment=*/false);
+  if (absl::IsFailedPrecondition(place.status())) return absl::OkStatus();
   EBBTIDE_RETURN_IF_ERROR(place.status());
   const absl::Status status = WriteAndRead(*Find(place->segment), place->slot);
   Free(*place);
@@ -242,8 +243,31 @@ absl::Status SlotFiles::Probe() {
   return DeleteLeftOver();
 }
 
-std::optional<SlotSize> SlotFiles::NotMade() const {
+absl::Status SlotFiles::ProbeFile(SegmentShape shape) {
+  std::shared_ptr<Segment> segment;
+  absl::Cleanup release = [&] { options_.budget.Release(ChargeBytes(shape)); };
+  {
+    absl::MutexLock lock(&mu_);
+    shape.id = next_segment_++;
+  }
+  EBBTIDE_ASSIGN_OR_RETURN(segment, Segment::Create(folder_, shape, options_.calls, buffers_));
+  std::move(release).Cancel();  // Charged until it is deleted.
+  absl::Status status = segment->TakeRoom();
+  if (status.ok()) status = WriteAndRead(*segment, 0);
+  {
+    absl::MutexLock lock(&mu_);
+    if (status.ok()) not_made_.reset();
+    deleting_bytes_ += ChargeBytes(shape);
+  }
+  Delete({std::move(segment)});
+  EBBTIDE_RETURN_IF_ERROR(std::move(status));
+  return DeleteLeftOver();
+}
+
+std::optional<SlotSize> SlotFiles::SizeToProbe() {
+  constexpr int kProbesMax = 60;  // A minute.
   absl::MutexLock lock(&mu_);
+  if (not_made_.has_value() && ++not_made_probes_ > kProbesMax) not_made_.reset();
   return not_made_;
 }
 

@@ -86,9 +86,9 @@ class SlotFiles {
   //   kUnavailable  some is left, and why
   absl::Status DeleteLeftOver() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Takes a slot, in a segment of its own where the budget leaves one (of the size that was not
-  // made last), writes, reads and frees it. Where others hold all of the budget there is nothing to
-  // try.
+  // Makes a segment where the budget leaves one, writes and reads a slot of it, and deletes it: of
+  // the size that could not be made last, for a minute of probes a second; then others may try what
+  // is smaller. Where it leaves none, it tries a slot that is free, if any.
   //   kUnavailable  as Allocate, and where it reads other bytes
   absl::Status Probe() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -142,7 +142,8 @@ class SlotFiles {
       ABSL_LOCKS_EXCLUDED(mu_);
   void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteAndRead(Segment& segment, uint32_t slot);
-  std::optional<SlotSize> NotMade() const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status ProbeFile(SegmentShape shape) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<SlotSize> SizeToProbe() ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<SlotSize> FreeSlotSize() const ABSL_LOCKS_EXCLUDED(mu_);  // Of a slot free now.
 
   // fixed after construction
@@ -160,7 +161,8 @@ class SlotFiles {
   std::map<SlotSize, SizeClass> classes_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<uint64_t> readers_ ABSL_GUARDED_BY(mu_);  // Their epochs.
   std::vector<Freed> freed_ ABSL_GUARDED_BY(mu_);           // In order of epochs.
-  std::optional<SlotSize> not_made_ ABSL_GUARDED_BY(mu_);   // Of the last segment that failed.
+  std::optional<SlotSize> not_made_ ABSL_GUARDED_BY(mu_);   // Of the last segment that failed,
+  int not_made_probes_ ABSL_GUARDED_BY(mu_) = 0;            // and how often it was tried since.
   uint64_t deleting_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // Charged until their files are gone.
   Emptied left_over_ ABSL_GUARDED_BY(mu_);                  // Charged: they could not be deleted,
   std::string left_over_why_ ABSL_GUARDED_BY(mu_);          // the last of them for this.

@@ -223,6 +223,7 @@ absl::StatusOr<bool> ProbeDirectIo(const fs::path& folder, FileCalls& calls) {
 absl::StatusOr<std::unique_ptr<TierFolder>> TierFolder::Take(const fs::path& path,
                                                              FileCalls& calls) {
   std::error_code error;
+  // A folder that is there was put there on purpose, wherever it lies.
   if (!fs::exists(path, error)) EBBTIDE_RETURN_IF_ERROR(CheckParent(path));
   if (fs::create_directories(path, error)) {
     fs::permissions(path, fs::perms::owner_all, error);  // Keys and values are for nobody else.

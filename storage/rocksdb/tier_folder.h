@@ -21,7 +21,8 @@ namespace ebbtide::storage {
 class TierFolder {
  public:
   // Makes the folder where it is missing, locks it, and deletes what an earlier run left.
-  //   kFailedPrecondition  another process owns it (named by its pid), or it holds files of others
+  //   kFailedPrecondition  another process owns it (named by its pid), it holds files of others, it
+  //                        is another user's, or it is missing and the folder around it is
   //   kUnavailable         it cannot be made, read or emptied
   static absl::StatusOr<std::unique_ptr<TierFolder>> Take(const std::filesystem::path& path,
                                                           FileCalls& calls);

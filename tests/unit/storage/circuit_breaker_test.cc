@@ -90,8 +90,9 @@ TEST_F(CircuitBreakerTest, AfterAFailureNothingIsWrittenUntilAProbeFindsItWell) 
   EXPECT_EQ(breaker_.why_degraded(), "faulty tier: write refused");
 
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nothing is written")));
-  EXPECT_THAT(Erase(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nothing is written")));
   EXPECT_EQ(host_->Usage().blocks, 0U);
+  EXPECT_OK(Erase());  // It may be what makes room.
+  EXPECT_NE(breaker_.why_no_writes(), "");
 
   EXPECT_OK(breaker_.Probe());
   EXPECT_EQ(breaker_.why_no_writes(), "");

@@ -63,9 +63,11 @@ class PatientTierTest : public testing::Test {
   void LeaveARead() {
     Hang();
     PageState state;
-    EXPECT_THAT(Read(&state, absl::Milliseconds(1)),
-                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("within 1ms")));
-    EXPECT_TRUE(test::ComesTrue([&] { return hanging_ > 0; }));
+    EXPECT_TRUE(test::ComesTrue([&] {  // One that no thread has begun is never done.
+      EXPECT_THAT(Read(&state, absl::Milliseconds(1)),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("within 1ms")));
+      return hanging_ > 0;
+    }));
     medium_->Set({});
   }
   absl::Status Write() {
@@ -126,6 +128,34 @@ TEST_F(PatientTierTest, WhatAReaderInAHurryLeftIsStuckOnceItOutlastsTheLimit) {
   EXPECT_TRUE(test::ComesTrue([&] { return absl::IsUnavailable(Read(&state)); }));
   answer_.Notify();
   EXPECT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
+}
+
+// A disk may try for half a minute to read a bad sector, and write well elsewhere.
+TEST_F(PatientTierTest, AReadThatHangsStopsNoWriteWhileAThreadIsLeft) {
+  LeaveARead();
+  clock_.Advance(absl::Milliseconds(20));
+  PageState state;
+  EXPECT_THAT(Read(&state), StatusIs(absl::StatusCode::kUnavailable));
+
+  EXPECT_OK(Write());
+  EXPECT_OK(patient_->Probe());
+  EXPECT_OK(patient_->Erase({&kKey, 1}));
+
+  answer_.Notify();
+  EXPECT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
+}
+
+TEST_F(PatientTierTest, NothingIsBegunWhereAllThreadsHang) {
+  Make(absl::Hours(1));
+  Hang();
+  PageState state;
+  ASSERT_TRUE(test::ComesTrue([&] {
+    EXPECT_THAT(Read(&state, absl::Milliseconds(1)), StatusIs(absl::StatusCode::kDeadlineExceeded));
+    return hanging_ == kThreads;
+  }));
+  clock_.Advance(absl::Hours(1));
+
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("2 earlier calls")));
 }
 
 // Nobody wants their answers, and a disk that is slow already would be slower by them.

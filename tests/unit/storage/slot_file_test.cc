@@ -160,6 +160,13 @@ TEST_F(SlotFilesTest, ProbeTriesWhatWasNotMade) {
   EXPECT_EQ(Files(), 0u);
   calls_.room_bytes = kSegmentBytes;
   EXPECT_OK(slots_->Probe());  // Nothing has failed since.
+
+  EXPECT_THAT(slots_->Allocate(kLarge), StatusIs(absl::StatusCode::kUnavailable));
+  for (int second = 0; second < 60; ++second) {
+    EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
+  }
+  EXPECT_OK(slots_->Probe());  // Others may need less.
+  EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
 TEST_F(SlotFilesTest, ProbeTriesASlotThatIsThereWhereTheBudgetLeavesNoOther) {
