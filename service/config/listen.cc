@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 
 namespace ebbtide::service {
@@ -50,9 +51,9 @@ absl::StatusOr<ListenConfig> ParseSocket(std::string_view path) {
   });
   if (sign != path.end()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("'unix:%s' has '%c', and gRPC could not connect to it; choose a path of "
+        absl::StrFormat("'unix:%s' has '%s', and gRPC could not connect to it; choose a path of "
                         "letters, digits and %s",
-                        path, *sign, kSocketPathSigns));
+                        path, absl::CHexEscape(std::string(1, *sign)), kSocketPathSigns));
   }
   ListenConfig listen;
   listen.socket_path = path;

@@ -126,8 +126,8 @@ void Mover::ProbeBelow() noexcept {
   CountFailure(Caught([this] { return tiers_.rocksdb->Probe(); }));
 }
 
-// Each block that waits is tried once. Where one finds no room or no memory, records of other sizes
-// may: tiers keep those apart.
+// Each block that waits is tried once. Where one is not sealed, for want of room or memory mostly,
+// those of its size wait for the next round; others may find some: tiers keep sizes apart.
 void Mover::SealAll() {
   std::vector<storage::RecordSize> full;
   for (size_t left = cache_.BlocksToSeal(); left > 0; --left) {
@@ -259,6 +259,8 @@ absl::Status Mover::WriteRocksdb(const CarryPlan& plan, std::span<const std::byt
   absl::Status status = tiers_.rocksdb->Write({&write, 1});
   if (absl::IsFailedPrecondition(status)) {  // It needs a segment: is none promised the bytes?
     if (!cache_.BeginSegment(plan.sequence->model->record_size())) {
+      const std::string why = tiers_.rocksdb->why_no_writes();
+      if (!why.empty()) return absl::UnavailableError(why);
       return absl::ResourceExhaustedError(absl::StrCat(
           "what is left below is promised to records of other sizes than ", record.size(), " B"));
     }

@@ -18,6 +18,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -231,25 +232,26 @@ void Listener::Accept(Take take) {
 
 void Listener::Run(const Take& take) {
   absl::Duration next_look = SteadyClock().SinceStart() + kLookEach;
-  while (true) {
-    std::vector<pollfd> ready = {{.fd = end_, .events = POLLIN, .revents = 0}};
-    for (const int socket : sockets_) {
-      ready.push_back({.fd = socket, .events = POLLIN, .revents = 0});
-    }
-    const absl::Duration rest = next_look - SteadyClock().SinceStart();
-    ::poll(ready.data(), ready.size(),
-           static_cast<int>(absl::ToInt64Milliseconds(std::max(rest, absl::ZeroDuration()))) + 1);
-    if (ready.front().revents != 0) return;
-    for (const pollfd& socket : ready) {
-      if (socket.revents != 0) AcceptFrom(socket.fd, take);
-    }
-    if (SteadyClock().SinceStart() < next_look) continue;
+  pollfd end = {.fd = end_, .events = POLLIN, .revents = 0};
+  while (end.revents == 0) {
     try {
+      std::vector<pollfd> ready = {end};
+      for (const int socket : sockets_) {
+        ready.push_back({.fd = socket, .events = POLLIN, .revents = 0});
+      }
+      const absl::Duration rest = next_look - SteadyClock().SinceStart();
+      ::poll(ready.data(), ready.size(),
+             static_cast<int>(absl::ToInt64Milliseconds(std::max(rest, absl::ZeroDuration()))) + 1);
+      end = ready.front();
+      for (const pollfd& socket : std::span(ready).subspan(1)) {
+        if (end.revents == 0 && socket.revents != 0) AcceptFrom(socket.fd, take);
+      }
+      if (end.revents != 0 || SteadyClock().SinceStart() < next_look) continue;
+      next_look = SteadyClock().SinceStart() + kLookEach;
       LookAfterSocket();
     } catch (const std::bad_alloc&) {
-      // The next look does it.
+      ::poll(&end, 1, kPauseMs);  // There may be memory by then.
     }
-    next_look = SteadyClock().SinceStart() + kLookEach;
   }
 }
 

@@ -103,6 +103,7 @@ absl::Status ClearPlace(const std::string& path) {
 absl::StatusOr<SocketClaim> SocketClaim::Take(const std::string& path) {
   return TakeBy(LOCK_EX, path);
 }
+
 absl::StatusOr<SocketClaim> SocketClaim::TryTake(const std::string& path) {
   return TakeBy(LOCK_EX | LOCK_NB, path);
 }

@@ -347,6 +347,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"server: {listen: 'unix:a.sock'}", "needs the absolute path"},
         BadValue{"server: {listen: 'unix:/run/'}", "needs the absolute path"},
         BadValue{"server: {listen: 'unix:/run/50%.sock'}", "has '%', and gRPC could not connect"},
+        BadValue{"server: {listen: 'unix:/run/\xc3\xa9.sock'}", R"(has '\xc3', and gRPC)"},
         BadValue{"server: {listen: 'unix:/run/a,b.sock'}", "has ',', and gRPC could not connect"},
         BadValue{"server: {listen: 'unix:/" + std::string(107, 'a') + "'}",
                  "has 108 bytes, over the system's limit of 107"},
