@@ -52,7 +52,8 @@ std::string ModelName(const Trace& trace) {
 
 // The daemon closes it, once nobody has called it for long.
 std::string ItIsLeft(const std::string& name, const std::string& why) {
-  return absl::StrFormat("sequence \"%s\" is left to its idle time-out: %s\n", name, why);
+  return absl::StrFormat("sequence \"%s\", where it is open, is left to its idle time-out: %s\n",
+                         name, why);
 }
 
 void SayItIsLeft(const std::string& name, const absl::Status& why) {

@@ -67,9 +67,10 @@ struct Trace {
 
 // Reads `path`; only the layers named, in that order, or all where none is.
 //   kInvalidArgument  no such file, or none that may be read; not a trace, a dtype the daemon
-//   doesn't keep, a layer that is not recorded kUnavailable      it is there and could not be
-//   opened kDataLoss         the file shrank meanwhile, or the disk failed kCancelled        a stop
-//   was asked for
+//                     doesn't keep, a layer that is not recorded
+//   kUnavailable      it is there and could not be opened
+//   kDataLoss         the file shrank meanwhile, or the disk failed
+//   kCancelled        a stop was asked for
 absl::StatusOr<Trace> ReadTrace(const std::string& path, std::span<const uint32_t> layers,
                                 const std::stop_token& stop = {});
 

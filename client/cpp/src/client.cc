@@ -26,13 +26,16 @@ Client::Client(std::shared_ptr<Connection> connection) : connection_(std::move(c
 absl::StatusOr<Client> Client::Connect(std::string_view target, const ClientOptions& options) {
   EBBTIDE_ASSIGN_OR_RETURN(std::string endpoint,
                            ParseTarget(target.empty() ? DefaultTarget() : std::string(target)));
-  if (target.empty()) {
-    EBBTIDE_RETURN_IF_ERROR(WithReason(CheckDefaultTarget(endpoint), kReasonUnreachable));
-  }
   const auto connection = Connection::Open(std::move(endpoint), options);
+  const auto check_owner = [&]() -> absl::Status {
+    if (!target.empty()) return absl::OkStatus();
+    return WithReason(CheckDefaultTarget(connection->target()), kReasonUnreachable);
+  };
+  EBBTIDE_RETURN_IF_ERROR(check_owner());
   v1::GetServerInfoResponse info;
   Attempts attempts = connection->ConnectAttempts();
   EBBTIDE_RETURN_IF_ERROR(connection->Call(v1::GetServerInfoRequest(), &info, attempts));
+  EBBTIDE_RETURN_IF_ERROR(check_owner());  // The folder may have been made meanwhile.
   connection->NoteBoot(info.boot_id());
   connection->LimitMessages(info.message_bytes_max());
   return Client(connection);

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 
@@ -42,10 +43,9 @@ absl::StatusOr<std::string> UnixTarget(std::string_view path) {
   });
   if (sign != path.end()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("endpoint: socket path \"%s\" has '%c', which gRPC can't connect to; "
-                        "letters, digits and %s "
-                        "are allowed",
-                        path, *sign, kPathSigns));
+        absl::StrFormat("endpoint: socket path \"%s\" has '%s', which gRPC can't connect to; "
+                        "letters, digits and %s are allowed",
+                        path, absl::CHexEscape(std::string(1, *sign)), kPathSigns));
   }
   return std::string(kUnix).append(path);
 }
