@@ -273,8 +273,9 @@ TEST_F(EbbctlTest, AReplayThatIsInterruptedTwiceSaysWhatItLeavesOpen) {
 
   EXPECT_THAT(replay->Stop(kLong),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("ended with exit code 143")));
-  EXPECT_THAT(Err(), testing::ContainsRegex("sequence \"replay-[0-9]+-[0-9]+\" is left to its idle "
-                                            "time-out: a second signal ended its replay\n"));
+  EXPECT_THAT(Err(), testing::ContainsRegex(
+                         "sequence \"replay-[0-9]+-[0-9]+\", where it is open, is left to its idle "
+                         "time-out: a second signal ended its replay\n"));
   ASSERT_EQ(kill(daemon_pid, SIGCONT), 0);
   EXPECT_OK(daemon->Stop(kLong));
 }
