@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Golden vectors of scores, digests and bounds, on the reference and on every SIMD target. Scores
-// must be equal element by element (1e-5 of each, and 1e-6 of the additive score); bounds must hold
-// for the exact value, without tolerance: ours may be wider or tighter than the golden ones.
+// Golden vectors of scores, digests and bounds, on the reference, every SIMD target and CUDA.
+// Scores must be equal element by element (1e-5 of each, and 1e-6 of the additive score); bounds
+// must hold for the exact value, without tolerance: ours may be wider or tighter than the golden
+// ones.
 
 #include <algorithm>
 #include <cmath>
@@ -418,10 +419,11 @@ class GoldenBoundTest : public GoldenScoreTest {
  protected:
   void DrawDigests(Pages& pages) const {
     for (size_t p = 0; p < pages.tokens.size(); ++p) {
-      Choose(&DigestReference, &DigestCpu)({.shape = pages.shapes[p],
-                                            .tokens = pages.tokens[p],
-                                            .page = std::as_bytes(std::span(pages.bytes[p])),
-                                            .digest = pages.digests[p]});
+      Choose(&DigestReference, &DigestCpu,
+             &DigestOnCuda)({.shape = pages.shapes[p],
+                             .tokens = pages.tokens[p],
+                             .page = std::as_bytes(std::span(pages.bytes[p])),
+                             .digest = pages.digests[p]});
     }
   }
 
@@ -433,21 +435,21 @@ class GoldenBoundTest : public GoldenScoreTest {
                std::span<const float> resident_sum) const {
     const size_t count = absent.size();
     Bounds bounds{std::vector<float>(count), std::vector<float>(count), std::vector<float>(count)};
-    Choose(&BoundReference, &BoundCpu)({.head_dim = pages.dim,
-                                        .rows = 1,
-                                        .pages = static_cast<int>(count),
-                                        .scale = 1,
-                                        .query = query,
-                                        .digest = pages.pointers,
-                                        .absent = absent,
-                                        .resident_logit_sum = resident_sum,
-                                        .mass_low = bounds.low,
-                                        .mass_high = bounds.high,
-                                        .mass_estimate = bounds.estimate});
+    Choose(&BoundReference, &BoundCpu, &BoundOnCuda)({.head_dim = pages.dim,
+                                                      .rows = 1,
+                                                      .pages = static_cast<int>(count),
+                                                      .scale = 1,
+                                                      .query = query,
+                                                      .digest = pages.pointers,
+                                                      .absent = absent,
+                                                      .resident_logit_sum = resident_sum,
+                                                      .mass_low = bounds.low,
+                                                      .mass_high = bounds.high,
+                                                      .mass_estimate = bounds.estimate});
     return bounds;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Every, GoldenBoundTest, ReferenceAndEveryTarget(), TargetName);
+INSTANTIATE_TEST_SUITE_P(Every, GoldenBoundTest, ReferenceTargetsAndCuda(), TargetName);
 
 // How much wider ours are than the golden bounds, which know the keys' box and mean in f64.
 class Width {
@@ -544,24 +546,24 @@ TEST_P(GoldenBoundTest, ResidualBound) {
     const auto last = static_cast<int32_t>(resident);
     Partial answer;
     answer.output.resize(row);
-    Choose(&AttendReference, &AttendCpu)({.dtype = Dtype::kF32,
-                                          .head_dim = pages.dim,
-                                          .scale = 1,
-                                          .extents = {&extent, 1},
-                                          .query = query,
-                                          .query_index = {&last, 1},
-                                          .output = answer.output,
-                                          .lse = answer.lse,
-                                          .logits = {}});
+    Choose(&AttendReference, &AttendCpu, &AttendOnCuda)({.dtype = Dtype::kF32,
+                                                         .head_dim = pages.dim,
+                                                         .scale = 1,
+                                                         .extents = {&extent, 1},
+                                                         .query = query,
+                                                         .query_index = {&last, 1},
+                                                         .output = answer.output,
+                                                         .lse = answer.lse,
+                                                         .logits = {}});
     const Bounds bounds = Bound(pages, query, pages.tokens, {});
     std::vector<float> distance(pages.tokens.size());
-    Choose(&ValueDistanceReference,
-           &ValueDistanceCpu)({.head_dim = pages.dim,
-                               .rows = 1,
-                               .pages = static_cast<int>(pages.tokens.size()),
-                               .output = answer.output,
-                               .digest = pages.pointers,
-                               .distance = distance});
+    Choose(&ValueDistanceReference, &ValueDistanceCpu,
+           &ValueDistanceOnCuda)({.head_dim = pages.dim,
+                                  .rows = 1,
+                                  .pages = static_cast<int>(pages.tokens.size()),
+                                  .output = answer.output,
+                                  .digest = pages.pointers,
+                                  .distance = distance});
 
     const double known = std::exp(static_cast<double>(answer.lse[0]));
     double low = known;
