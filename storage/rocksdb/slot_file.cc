@@ -62,13 +62,17 @@ void SlotFiles::GiveUp(const SegmentShape& shape, std::shared_ptr<Segment> segme
     classes_.find(shape.slot)->second.is_growing = false;
     not_made_ = shape.slot;
     not_made_probes_ = 0;
-    if (segment == nullptr) {
-      options_.budget.Release(ChargeBytes(shape));
-      return;
-    }
-    deleting_bytes_ += ChargeBytes(shape);
+    EndCharge(shape, segment != nullptr);
   }
-  Delete({std::move(segment)});
+  if (segment != nullptr) Delete(std::move(segment));
+}
+
+void SlotFiles::EndCharge(const SegmentShape& shape, bool has_file) {
+  if (has_file) {
+    deleting_bytes_ += ChargeBytes(shape);
+  } else {
+    options_.budget.Release(ChargeBytes(shape));
+  }
 }
 
 SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
@@ -83,6 +87,7 @@ SlotPlace SlotFiles::TakeFirst(const SegmentShape& shape,
   size_class.slots += shape.slots;
   size_class.free_slots += shape.slots;
   size_class.is_growing = false;
+  if (not_made_ == shape.slot) not_made_.reset();
   return *Take(size_class);
 }
 
@@ -191,24 +196,26 @@ void SlotFiles::Return(const SlotPlace& place, Emptied& emptied) {
   }
   size_class.slots -= shape.slots;
   size_class.free_slots -= shape.slots;
-  deleting_bytes_ += ChargeBytes(shape);
+  EndCharge(shape, /*has_file=*/true);
   emptied.push_back(std::move(holding.segment));
   segments_.erase(found);
 }
 
-void SlotFiles::Delete(Emptied emptied) {
-  for (std::shared_ptr<Segment>& segment : emptied) {
-    const uint64_t charge_bytes = ChargeBytes(segment->shape());
-    const absl::Status deleted = segment->Delete();  // No reader looks at it any more.
-    absl::MutexLock lock(&mu_);
-    deleting_bytes_ -= charge_bytes;
-    if (deleted.ok()) {
-      options_.budget.Release(charge_bytes);
-    } else {
-      left_over_why_ = std::string(deleted.message());
-      left_over_.push_back(std::move(segment));
-    }
+void SlotFiles::Delete(std::shared_ptr<Segment> segment) {
+  const uint64_t charge_bytes = ChargeBytes(segment->shape());
+  const absl::Status deleted = segment->Delete();  // No reader looks at it any more.
+  absl::MutexLock lock(&mu_);
+  deleting_bytes_ -= charge_bytes;
+  if (deleted.ok()) {
+    options_.budget.Release(charge_bytes);
+  } else {
+    left_over_why_ = std::string(deleted.message());
+    left_over_.push_back(std::move(segment));
   }
+}
+
+void SlotFiles::Delete(Emptied emptied) {
+  for (std::shared_ptr<Segment>& segment : emptied) Delete(std::move(segment));
 }
 
 absl::Status SlotFiles::DeleteLeftOver() {
@@ -227,11 +234,19 @@ absl::Status SlotFiles::DeleteLeftOver() {
 
 absl::Status SlotFiles::Probe() {
   EBBTIDE_RETURN_IF_ERROR(DeleteLeftOver());
-  constexpr SlotSize kLeast = {.bytes = kRecordAlignment};  // No entry is made of it.
-  for (const SlotSize& size : {SizeToProbe().value_or(kLeast), kLeast}) {
-    const SegmentShape shape = ShapeFor(size);
+  if (const std::optional<SlotSize> size = SizeToProbe()) {
+    const SegmentShape shape = ShapeFor(*size);
     if (options_.budget.TryCharge(ChargeBytes(shape))) return ProbeFile(shape);
   }
+  constexpr SegmentShape kLeast = {.slot = {.bytes = kRecordAlignment}, .slots = 1};
+  if (options_.budget.TryCharge(ChargeBytes(kLeast))) {
+    absl::Status status = ProbeFile(kLeast);
+    if (status.ok() || !FreeSlotSize()) return status;
+  }
+  return ProbeFreeSlot();
+}
+
+absl::Status SlotFiles::ProbeFreeSlot() {
   const std::optional<SlotSize> free = FreeSlotSize();
   if (!free) return absl::OkStatus();
   const absl::StatusOr<SlotPlace> place = Allocate(*free, /*may_begin_segment=*/false);
@@ -244,23 +259,25 @@ absl::Status SlotFiles::Probe() {
 }
 
 absl::Status SlotFiles::ProbeFile(SegmentShape shape) {
-  std::shared_ptr<Segment> segment;
-  absl::Cleanup release = [&] { options_.budget.Release(ChargeBytes(shape)); };
   {
+    std::shared_ptr<Segment> segment;
+    const absl::Cleanup delete_it = [&] {
+      {
+        absl::MutexLock lock(&mu_);
+        EndCharge(shape, segment != nullptr);
+      }
+      if (segment != nullptr) Delete(std::move(segment));
+    };
+    {
+      absl::MutexLock lock(&mu_);
+      shape.id = next_segment_++;
+    }
+    EBBTIDE_ASSIGN_OR_RETURN(segment, Segment::Create(folder_, shape, options_.calls, buffers_));
+    EBBTIDE_RETURN_IF_ERROR(segment->TakeRoom());
+    EBBTIDE_RETURN_IF_ERROR(WriteAndRead(*segment, 0));
     absl::MutexLock lock(&mu_);
-    shape.id = next_segment_++;
+    if (not_made_ == shape.slot) not_made_.reset();
   }
-  EBBTIDE_ASSIGN_OR_RETURN(segment, Segment::Create(folder_, shape, options_.calls, buffers_));
-  std::move(release).Cancel();  // Charged until it is deleted.
-  absl::Status status = segment->TakeRoom();
-  if (status.ok()) status = WriteAndRead(*segment, 0);
-  {
-    absl::MutexLock lock(&mu_);
-    if (status.ok()) not_made_.reset();
-    deleting_bytes_ += ChargeBytes(shape);
-  }
-  Delete({std::move(segment)});
-  EBBTIDE_RETURN_IF_ERROR(std::move(status));
   return DeleteLeftOver();
 }
 

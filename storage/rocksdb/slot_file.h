@@ -86,9 +86,10 @@ class SlotFiles {
   //   kUnavailable  some is left, and why
   absl::Status DeleteLeftOver() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Makes a segment where the budget leaves one, writes and reads a slot of it, and deletes it: of
-  // the size that could not be made last, for a minute of probes a second; then others may try what
-  // is smaller. Where it leaves none, it tries a slot that is free, if any.
+  // Tries what failed: makes a segment of the size that could not be made last, writes and reads a
+  // slot of it, and deletes it. Where none failed, or for a minute of probes a second, or where the
+  // budget leaves no such segment: a file of 4 KiB, else a slot that is free, if any. Then records
+  // that need no more than that find their place again.
   //   kUnavailable  as Allocate, and where it reads other bytes
   absl::Status Probe() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -133,16 +134,22 @@ class SlotFiles {
   // caller to make.
   absl::StatusOr<std::optional<SlotPlace>> TakeOrGrow(SegmentShape& shape, bool may_begin_segment)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Of one that could not be made: others may try. What there is of it goes, or stays charged; null
-  // where there is nothing.
+  // Of one that could not be made: others may try. What there is of it goes; null where there is
+  // nothing.
   void GiveUp(const SegmentShape& shape, std::shared_ptr<Segment> segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives back what a segment was charged: now where it has no file, else with its file (Delete).
+  void EndCharge(const SegmentShape& shape, bool has_file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of a new segment, which is one that is being made no more. Memory that runs out half-way ends
   // the process: half an insertion would lose its slots.
   SlotPlace TakeFirst(const SegmentShape& shape, std::shared_ptr<Segment> segment) noexcept
       ABSL_LOCKS_EXCLUDED(mu_);
+  // What can't be deleted is left over, and stays charged. Takes no memory where all goes well.
+  void Delete(std::shared_ptr<Segment> segment) ABSL_LOCKS_EXCLUDED(mu_);
   void Delete(Emptied emptied) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteAndRead(Segment& segment, uint32_t slot);
+  // Of a charged shape, with a number of its own.
   absl::Status ProbeFile(SegmentShape shape) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status ProbeFreeSlot() ABSL_LOCKS_EXCLUDED(mu_);  // Where there is one.
   std::optional<SlotSize> SizeToProbe() ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<SlotSize> FreeSlotSize() const ABSL_LOCKS_EXCLUDED(mu_);  // Of a slot free now.
 
@@ -162,7 +169,7 @@ class SlotFiles {
   absl::btree_set<uint64_t> readers_ ABSL_GUARDED_BY(mu_);  // Their epochs.
   std::vector<Freed> freed_ ABSL_GUARDED_BY(mu_);           // In order of epochs.
   std::optional<SlotSize> not_made_ ABSL_GUARDED_BY(mu_);   // Of the last segment that failed,
-  int not_made_probes_ ABSL_GUARDED_BY(mu_) = 0;            // and how often it was tried since.
+  int not_made_probes_ ABSL_GUARDED_BY(mu_) = 0;            // and the probes since.
   uint64_t deleting_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // Charged until their files are gone.
   Emptied left_over_ ABSL_GUARDED_BY(mu_);                  // Charged: they could not be deleted,
   std::string left_over_why_ ABSL_GUARDED_BY(mu_);          // the last of them for this.

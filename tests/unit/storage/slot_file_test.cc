@@ -169,6 +169,49 @@ TEST_F(SlotFilesTest, ProbeTriesWhatWasNotMade) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
+TEST_F(SlotFilesTest, WhatIsMadeSinceIsNotWhatWasNotMade) {
+  calls_.room_bytes = kSegmentBytes - 1;
+  EXPECT_THAT(slots_->Allocate(kSlot), StatusIs(absl::StatusCode::kUnavailable));
+  calls_.room_bytes = kSegmentBytes;
+  Take();
+
+  calls_.room_bytes = kSegmentBytes - 1;
+
+  EXPECT_OK(slots_->Probe());
+}
+
+// Whose segment is no larger than the usual one, on a disk that others fill.
+TEST_F(SlotFilesTest, ProbeIsWellAfterAMinuteWhereTheLeastIs) {
+  for (const off_t room_bytes : {off_t{4096}, off_t{0}}) {
+    if (room_bytes == 0) Take();  // Three slots of its segment are free.
+    calls_.room_bytes = room_bytes;
+    EXPECT_THAT(slots_->Allocate({.bytes = 2 * kSlotBytes}),
+                StatusIs(absl::StatusCode::kUnavailable));
+
+    for (int second = 0; second < 60; ++second) {
+      EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
+    }
+
+    EXPECT_OK(slots_->Probe());
+    calls_.room_bytes = kSegmentBytes;
+  }
+  calls_.write_error = EIO;
+  EXPECT_THAT(slots_->Probe(), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(SlotFilesTest, ProbeThatMemoryRanOutForLeavesNothing) {
+  for (std::atomic<bool> test::FaultyFileCalls::*const throws :
+       {&test::FaultyFileCalls::open_throws, &test::FaultyFileCalls::write_throws}) {
+    calls_.*throws = true;
+    EXPECT_THROW(static_cast<void>(slots_->Probe()), std::bad_alloc);
+    calls_.*throws = false;
+
+    EXPECT_EQ(Files(), 0u);
+    EXPECT_EQ(budget_.used_bytes(), 0u);
+  }
+  for (int i = 0; i < 64 * 4; ++i) Take();
+}
+
 TEST_F(SlotFilesTest, ProbeTriesASlotThatIsThereWhereTheBudgetLeavesNoOther) {
   Take();
   ASSERT_TRUE(budget_.TryCharge(budget_.free_bytes()));
