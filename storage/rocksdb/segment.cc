@@ -3,6 +3,7 @@
 #include "storage/rocksdb/segment.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,7 +68,10 @@ absl::Status Segment::TakeRoom() {
 
 absl::Status Segment::Delete() {
   if (is_deleted_) return absl::OkStatus();
-  if (::access(path_.c_str(), F_OK) == 0 || errno != ENOENT) {
+  // The file itself says whether it is gone: a name that is not found may be one in a folder that
+  // is away, and comes back with it.
+  struct stat file = {};
+  if (fstat(fd_, &file) != 0 || file.st_nlink > 0) {
     // In a folder that is another's by now, a file of this name is another's too.
     EBBTIDE_RETURN_IF_ERROR(folder_.CheckOwned());
     if (calls_.Unlink(path_.c_str()) != 0 && errno != ENOENT)

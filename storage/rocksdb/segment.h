@@ -54,7 +54,7 @@ class Segment {
   absl::Status TakeRoom();
 
   // Deletes the file, when nobody writes or reads it any more. May be tried again.
-  //   kUnavailable  the disk did not let it, or the folder is ours no more
+  //   kUnavailable  the disk did not let it, or the folder is away or ours no more
   absl::Status Delete();
 
   // Fills slot `slot` with `record`, as long as a slot. Straight from the caller's memory where

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tier that fails is asked no more until a probe finds it well, and says why all the while. That
-// it is a tier at all: tests/contract/.
+// A tier that fails is given no more to write until a probe finds it well, and says why all the
+// while; erasures and reads pass. That it is a tier at all: tests/contract/.
 
 #include "storage/circuit_breaker.h"
 

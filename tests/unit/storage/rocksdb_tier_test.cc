@@ -262,6 +262,20 @@ TEST_F(RocksdbTierTest, VanishedFolderStopsWritesUntilItIsBack) {
   EXPECT_EQ(State({2, 0, 0}), PageState::kOk);
 }
 
+TEST_F(RocksdbTierTest, BlocksErasedInAVanishedFolderStayChargedUntilItIsBack) {
+  ASSERT_OK(Write({1, 0, 0}));
+  const uint64_t used_bytes = tier_->Usage().used_bytes;
+  fs::rename(path_, temp_.path() / "elsewhere");
+
+  EXPECT_THAT(Erase({1, 0, 0}), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("vanished")));
+
+  EXPECT_EQ(State({1, 0, 0}), PageState::kMissing);
+  EXPECT_EQ(tier_->Usage().used_bytes, used_bytes);
+  fs::rename(temp_.path() / "elsewhere", path_);
+  EXPECT_OK(tier_->Probe());
+  EXPECT_LT(tier_->Usage().used_bytes, used_bytes);
+}
+
 TEST_F(RocksdbTierTest, DeletedFolderNeverBringsTheProcessDown) {
   ASSERT_OK(Write({1, 0, 0}));
   fs::remove_all(path_);

@@ -131,6 +131,33 @@ TEST_F(SlotFilesTest, NothingIsDeletedInAFolderThatIsAnothersByNow) {
   std::filesystem::remove_all(path.string() + ".away");
 }
 
+// Its files come back with it.
+TEST_F(SlotFilesTest, SlotFileInAFolderThatIsAwayStaysChargedUntilItIsDeleted) {
+  const SlotPlace place = Take();
+  const std::filesystem::path away = folder_->path().string() + ".away";
+  std::filesystem::rename(folder_->path(), away);
+
+  slots_->Free(place);
+
+  EXPECT_EQ(budget_.used_bytes(), kChargeBytes);
+  EXPECT_THAT(slots_->DeleteLeftOver(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("vanished")));
+  std::filesystem::rename(away, folder_->path());
+  EXPECT_OK(slots_->DeleteLeftOver());
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+TEST_F(SlotFilesTest, SlotFileThatIsGoneIsGivenBack) {
+  const SlotPlace place = Take();
+  std::filesystem::remove_all(folder_->path());
+
+  slots_->Free(place);
+
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+  EXPECT_OK(slots_->DeleteLeftOver());
+}
+
 TEST_F(SlotFilesTest, ProbeTriesAllThatAWriteNeeds) {
   EXPECT_OK(slots_->Probe());
   for (std::atomic<int> test::FaultyFileCalls::*const error :
