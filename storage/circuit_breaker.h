@@ -64,7 +64,7 @@ class CircuitBreaker final : public Tier {
   mutable absl::Mutex mu_;
   Failures writes_ ABSL_GUARDED_BY(mu_);  // And of erasures and probes.
   Failures reads_ ABSL_GUARDED_BY(mu_);
-  bool is_open_ ABSL_GUARDED_BY(mu_) = false;  // As a circuit is: nothing passes.
+  bool is_open_ ABSL_GUARDED_BY(mu_) = false;  // As a circuit is: no write passes.
   bool is_told_ ABSL_GUARDED_BY(mu_) = false;  // Of that the log spoke last.
 };
 

@@ -115,14 +115,20 @@ void Mover::Carry() noexcept {
 void Mover::CarryAll() {
   SettleOwed();
   SealAll();
-  if (tiers_.rocksdb == nullptr || !tiers_.rocksdb->why_no_writes().empty()) return;
+  if (tiers_.rocksdb == nullptr || IsDegradedBelow()) return;
   if (!IsOver(tiers_.host_budget, kDemoteAbovePercent)) return;
   while (IsOver(tiers_.host_budget, kDemoteUntilPercent) && MoveOneDown()) {
   }
 }
 
 void Mover::ProbeBelow() noexcept {
-  if (tiers_.rocksdb == nullptr || tiers_.rocksdb->why_no_writes().empty()) return;
+  if (!IsDegradedBelow()) return;
+  std::vector<storage::BlockKey> keys;
+  {
+    const absl::MutexLock lock(&mu_);
+    std::swap(keys, owed_.rocksdb);
+  }
+  EraseOrOwe({}, std::move(keys));
   CountFailure(Caught([this] { return tiers_.rocksdb->Probe(); }));
 }
 
@@ -343,11 +349,17 @@ absl::Status Mover::Zero(const OpenedSequence& sequence) {
   return status;
 }
 
+bool Mover::IsDegradedBelow() const {
+  return tiers_.rocksdb != nullptr && !tiers_.rocksdb->why_no_writes().empty();
+}
+
 void Mover::SettleOwed() noexcept {
   Owed owed;
+  const bool is_degraded = IsDegradedBelow();
   {
     const absl::MutexLock lock(&mu_);
     std::swap(owed, owed_);
+    if (is_degraded) std::swap(owed.rocksdb, owed_.rocksdb);
   }
   EraseOrOwe(std::move(owed.host), std::move(owed.rocksdb));
   ZeroOrOwe(std::move(owed.frames));

@@ -57,8 +57,9 @@ class Mover {
   // Has the carriers seal and move whatever there is to seal and move.
   void Kick() noexcept;
 
-  // Looks whether a degraded tier is well again: whether there are blocks for it or not, since
-  // nothing is promised a place there until then.
+  // Has a degraded tier erase what it owes, which may make room, and looks whether it is well
+  // again: whether there are blocks for it or not, since nothing is promised a place there until
+  // then.
   void ProbeBelow() noexcept;
 
   // `bytes` of host memory, for which blocks are moved down until they fit.
@@ -119,7 +120,9 @@ class Mover {
   absl::Status WriteRocksdb(const CarryPlan& plan, std::span<const std::byte> record)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Zero(const OpenedSequence& sequence);
-  // What was not done at once is tried again. What is left is owed.
+  bool IsDegradedBelow() const;
+  // What was not done at once is tried again; what is left is owed. A degraded tier is left to
+  // ProbeBelow: carriers do not wait for it again and again.
   void SettleOwed() noexcept ABSL_LOCKS_EXCLUDED(mu_);
   void EraseOrOwe(std::vector<storage::BlockKey> host,
                   std::vector<storage::BlockKey> rocksdb) noexcept ABSL_LOCKS_EXCLUDED(mu_);

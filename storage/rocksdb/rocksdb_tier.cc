@@ -135,7 +135,12 @@ absl::Status RocksdbTier::Commit(const BlockKey& key, const SlotPlace& place,
 
 absl::Status RocksdbTier::Erase(std::span<const BlockKey> keys) {
   if (keys.empty()) return absl::OkStatus();
-  EBBTIDE_RETURN_IF_ERROR(HealIndex());
+  if (has_index_failed_.load(std::memory_order_acquire)) {
+    // Not healed here: a healing copies all of the index, and erasures come often.
+    return absl::UnavailableError(
+        absl::StrCat("rocksdb tier: ", folder_->path().string(),
+                     ": the index took no change; nothing is erased until a probe has healed it"));
+  }
   for (const BlockKey& key : keys) EBBTIDE_RETURN_IF_ERROR(EraseOne(key));
   return slots_.DeleteLeftOver();
 }
@@ -150,10 +155,10 @@ absl::Status RocksdbTier::EraseOne(const BlockKey& key) {
     if (found.ok() && !found->has_value()) return absl::OkStatus();
     EBBTIDE_RETURN_IF_ERROR(Noted(index_->Delete(key)));
     damage = found.status();
-    if (found.ok()) {
-      erased = *std::move(found);
-      blocks_.fetch_sub(1, std::memory_order_relaxed);
-    }
+    if (found.ok()) erased = *std::move(found);
+    // What was damaged when it was put may not have been counted.
+    const uint64_t blocks = blocks_.load(std::memory_order_relaxed);
+    blocks_.store(blocks - std::min<uint64_t>(blocks, 1), std::memory_order_relaxed);
   }
   NoteDamage(damage);
   if (erased) slots_.Free(erased->place);
@@ -173,8 +178,7 @@ void RocksdbTier::NoteDamage(const absl::Status& entry) {
   if (entry.ok() || has_told_damage_.exchange(true, std::memory_order_relaxed)) return;
   Log(LogLevel::kWarn,
       "rocksdb tier: the index is damaged; the slots of blocks that it can't find take room until "
-      "the "
-      "daemon is restarted (said once)",
+      "the daemon is restarted (said once)",
       {{"folder", folder_->path().string()}, {"why", std::string(entry.message())}});
 }
 

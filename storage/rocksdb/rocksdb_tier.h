@@ -74,7 +74,7 @@ class RocksdbTier final : public Tier {
   absl::Status Commit(const BlockKey& key, const SlotPlace& place,
                       std::span<const std::byte> header_used) ABSL_LOCKS_EXCLUDED(commit_mu_);
   absl::Status EraseOne(const BlockKey& key) ABSL_LOCKS_EXCLUDED(commit_mu_);
-  // Takes the index back to work after a fault.
+  // Takes the index back to work after a fault, in a folder that is ours.
   absl::Status HealIndex();
   void NoteDamage(const absl::Status& entry);
   absl::Status Noted(absl::Status status);  // Remembers that the index has to be healed.

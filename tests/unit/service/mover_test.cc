@@ -402,7 +402,10 @@ TEST(MoverTest, ErasureThatATierDidNotTakeIsOwed) {
   EXPECT_EQ(stand.host().Usage().blocks, 0U);
   EXPECT_EQ(stand.below().Usage().blocks, 2U);
   stand.below().Set({});
-  stand.Carry();
+  stand.mover().Kick();
+  stand.carriers().RunAll();
+  EXPECT_EQ(stand.below().Usage().blocks, 2U) << "carriers do not wait for a degraded tier";
+  stand.mover().ProbeBelow();
 
   EXPECT_EQ(stand.below().Usage().blocks, 0U);
 }

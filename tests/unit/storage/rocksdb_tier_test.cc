@@ -242,6 +242,7 @@ TEST_F(RocksdbTierTest, IndexHealsOnceItsDiskDoes) {
     EXPECT_EQ(tier_->Usage().blocks, 2u);
 
     index_disk_ = DiskState::kWell;
+    EXPECT_THAT(Erase({2, 0, 0}), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("probe")));
     ASSERT_OK(Write({1, 0, 0}, /*salt=*/2));
     ASSERT_OK(Erase({2, 0, 0}));
     EXPECT_EQ(State({1, 0, 0}, /*salt=*/2), PageState::kOk);
@@ -415,7 +416,7 @@ class RocksdbTierModelTest : public RocksdbTierTest {
   using Model = std::map<BlockKey, Written>;
 
   void WriteRandom(Model& model, std::mt19937_64& random) {
-    const BlockKey key = {random() % 2, static_cast<uint32_t>(random() % 12), 0};
+    const BlockKey key = {1 + random() % 2, static_cast<uint32_t>(random() % 12), 0};
     const Written written = {.geometry = random() % 3, .salt = random()};
     const absl::Status status =
         WriteBlock(*tier_, key, geometries_[written.geometry], written.salt);
@@ -428,12 +429,12 @@ class RocksdbTierModelTest : public RocksdbTierTest {
   }
 
   void EraseRandom(Model& model, std::mt19937_64& random) {
-    const BlockKey key = {random() % 2, static_cast<uint32_t>(random() % 12), 0};
+    const BlockKey key = {1 + random() % 2, static_cast<uint32_t>(random() % 12), 0};
     if (Erase(key).ok()) model.erase(key);
   }
 
   void ExpectAgrees(const Model& model) {
-    for (uint64_t sequence = 0; sequence < 2; ++sequence) {
+    for (uint64_t sequence = 1; sequence < 3; ++sequence) {
       for (uint32_t block = 0; block < 12; ++block) {
         const BlockKey key = {sequence, block, 0};
         const auto found = model.find(key);
@@ -459,6 +460,7 @@ TEST_F(RocksdbTierModelTest, RandomCallsUnderFaultsAgreeWithAMap) {
     Model model;
     for (int step = 0; step < 250; ++step) {
       if (random() % 8 == 0) DrawFaults(random);
+      if (random() % 16 == 0) tier_->Probe().IgnoreError();
       if (random() % 3 != 0) {
         WriteRandom(model, random);
       } else {
@@ -470,6 +472,7 @@ TEST_F(RocksdbTierModelTest, RandomCallsUnderFaultsAgreeWithAMap) {
     calls_.allocate_error = calls_.write_error = calls_.open_error = 0;
     index_disk_ = DiskState::kWell;
     ExpectAgrees(model);
+    ASSERT_OK(tier_->Probe());
     for (const auto& [key, written] : model) ASSERT_OK(Erase(key));
     ASSERT_EQ(tier_->Usage().used_bytes, kIndexHeadroomBytes);
   });
