@@ -27,15 +27,16 @@ absl::StatusOr<Client> Client::Connect(std::string_view target, const ClientOpti
   EBBTIDE_ASSIGN_OR_RETURN(std::string endpoint,
                            ParseTarget(target.empty() ? DefaultTarget() : std::string(target)));
   const auto connection = Connection::Open(std::move(endpoint), options);
-  const auto check_owner = [&]() -> absl::Status {
+  const auto check_owner = [&](Asked asked) -> absl::Status {
     if (!target.empty()) return absl::OkStatus();
-    return WithReason(CheckDefaultTarget(connection->target()), kReasonUnreachable);
+    return WithReason(CheckDefaultTarget(connection->target(), asked), kReasonUnreachable);
   };
-  EBBTIDE_RETURN_IF_ERROR(check_owner());
+  EBBTIDE_RETURN_IF_ERROR(check_owner(Asked::kNobodyYet));
   v1::GetServerInfoResponse info;
   Attempts attempts = connection->ConnectAttempts();
   EBBTIDE_RETURN_IF_ERROR(connection->Call(v1::GetServerInfoRequest(), &info, attempts));
-  EBBTIDE_RETURN_IF_ERROR(check_owner());  // The folder may have been made meanwhile.
+  // The folder may have been made meanwhile.
+  EBBTIDE_RETURN_IF_ERROR(check_owner(Asked::kAndAnswered));
   connection->NoteBoot(info.boot_id());
   connection->LimitMessages(info.message_bytes_max());
   return Client(connection);

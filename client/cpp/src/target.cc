@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -82,13 +83,18 @@ std::string DefaultTarget() {
   return absl::StrFormat("%s%u/ebbtide.sock", kOwnFolder, geteuid());
 }
 
-absl::Status CheckDefaultTarget(std::string_view target) {
+absl::Status CheckDefaultTarget(std::string_view target, Asked asked) {
   if (!target.starts_with(kOwnFolder)) return absl::OkStatus();
   const std::filesystem::path socket = target.substr(kUnix.size());
   const std::string folder = socket.parent_path().string();
   struct stat facts = {};
-  if (lstat(folder.c_str(), &facts) != 0)
-    return absl::OkStatus();  // Connecting says what is wrong.
+  if (lstat(folder.c_str(), &facts) != 0) {
+    if (asked == Asked::kNobodyYet) return absl::OkStatus();  // Connecting says what is wrong.
+    return absl::PermissionDeniedError(
+        absl::StrFormat("%s: somebody answers, but the folder can't be looked at any more (%s), so "
+                        "another user may have made it. Name the endpoint if it is to be trusted",
+                        target, std::generic_category().message(errno)));
+  }
   if (facts.st_uid == 0 || facts.st_uid == geteuid()) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrFormat(
       "%s: the folder belongs to uid %u, who may have put another socket there; this process runs "

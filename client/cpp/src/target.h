@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -16,9 +17,12 @@ namespace ebbtide::client {
 //   kInvalidArgument  anything else; a socket path that the system can't hold
 absl::StatusOr<std::string> ParseTarget(std::string_view text);
 
+enum class Asked : uint8_t { kNobodyYet, kAndAnswered };
+
 // For a target that nobody named. Under /tmp anybody may make a user's folder first, and answer in
-// the daemon's place.
-//   kPermissionDenied  somebody else did
-absl::Status CheckDefaultTarget(std::string_view target);
+// the daemon's place. Once somebody answered, the folder is to be there still: connections outlast
+// it, and whose it was is not known any more.
+//   kPermissionDenied  somebody else did, or may have
+absl::Status CheckDefaultTarget(std::string_view target, Asked asked);
 
 }  // namespace ebbtide::client

@@ -7,13 +7,16 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <thread>
 
 #include "gtest/gtest.h"
 
 #include "ebbtide/client.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
+#include "tests/unit/client/fake_daemon.h"
 
 namespace ebbtide::client {
 namespace {
@@ -100,12 +103,47 @@ TEST(DefaultTargetTest, AFolderUnderTmpThatAnotherUserMadeIsNotTrusted) {
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   const std::string target = "unix:" + folder + "/ebbtide.sock";
 
-  EXPECT_OK(CheckDefaultTarget(target));
   ASSERT_EQ(chown(folder.c_str(), 12345, 12345), 0);
-  EXPECT_THAT(CheckDefaultTarget(target),
-              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("belongs to uid 12345")));
+  for (const Asked asked : {Asked::kNobodyYet, Asked::kAndAnswered}) {
+    EXPECT_THAT(CheckDefaultTarget(target, asked),
+                StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("belongs to uid 12345")));
+  }
+  EXPECT_EQ(rmdir(folder.c_str()), 0);
+}
+
+TEST(DefaultTargetTest, AFolderUnderTmpIsToBeThereOnceSomebodyAnswered) {
+  std::string folder = "/tmp/ebbtide-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string target = "unix:" + folder + "/ebbtide.sock";
+
+  EXPECT_OK(CheckDefaultTarget(target, Asked::kNobodyYet));
+  EXPECT_OK(CheckDefaultTarget(target, Asked::kAndAnswered));
+
   ASSERT_EQ(rmdir(folder.c_str()), 0);
-  EXPECT_OK(CheckDefaultTarget(target));
+  EXPECT_OK(CheckDefaultTarget(target, Asked::kNobodyYet));
+  EXPECT_THAT(CheckDefaultTarget(target, Asked::kAndAnswered),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("No such file")));
+}
+
+// Whoever made it can take it away as soon as it is connected to.
+TEST(DefaultTargetTest, ADaemonWhoseFolderUnderTmpGoesBeforeItAnswersIsNotTrusted) {
+  std::string folder = "/tmp/ebbtide-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  FakeDaemon daemon(folder + "/ebbtide.sock");
+  const ScopedEnv socket("EBBTIDE_SOCKET", daemon.target().c_str());
+  EXPECT_OK(Client::Connect(""));
+  daemon.FallSilent();
+  std::thread remover([&] {
+    daemon.AwaitCalls("GetServerInfo", 2);
+    std::filesystem::remove_all(folder);
+    daemon.Speak();
+  });
+
+  const absl::Status status = Client::Connect("").status();
+
+  remover.join();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(daemon.target())));
+  EXPECT_EQ(ErrorReason(status), "UNREACHABLE");
 }
 
 }  // namespace
