@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/background_writer.h"
+#include "base/printable.h"
 
 namespace ebbtide {
 namespace {
@@ -55,15 +56,16 @@ std::string JsonBody(LogLevel level, std::string_view event,
   return body;
 }
 
-// One event is one line, whatever a value holds.
+// One event is one line, whatever a value holds, and no terminal obeys it.
 std::string TextBody(LogLevel level, std::string_view event,
                      std::initializer_list<LogField> fields) {
-  std::string body = fmt::format("{:5} {}", LogLevelName(level), event);
+  std::string body = fmt::format("{:5} {}", LogLevelName(level), Printable(event));
   for (const LogField& field : fields) {
-    const bool needs_quotes =
-        field.text().empty() || field.text().find_first_of(" \"=\\\n\r\t") != std::string::npos;
-    body +=
-        fmt::format(" {}={}", field.name(), needs_quotes ? JsonString(field.text()) : field.text());
+    const bool needs_quotes = field.text().empty() ||
+                              field.text().find_first_of(" \"=\\") != std::string::npos ||
+                              Printable(field.text()) != field.text();
+    body += fmt::format(" {}={}", field.name(),
+                        needs_quotes ? Printable(JsonString(field.text())) : field.text());
   }
   return body;
 }

@@ -80,6 +80,23 @@ TEST_F(LogTest, TextQuotesWhatWouldBreakTheLine) {
   EXPECT_THAT(lines[0], HasSubstr(R"(path="a b" why="x\ny" none="")"));
 }
 
+TEST_F(LogTest, TextHasNothingThatATerminalObeys) {
+  SetUpIn(LogForm::kText);
+
+  Log(LogLevel::kInfo, "re\x1b[2Jad\n",
+      {{"a", "\x1b[31m"},
+       {"b", "\x7f"},
+       {"c", "\xc2\x9b"},
+       {"d", "caf\xe9"},
+       {"e", "caf\xc3\xa9"}});
+
+  const std::vector<std::string> lines = Lines();
+  ASSERT_THAT(lines, SizeIs(1));
+  EXPECT_THAT(lines[0],
+              HasSubstr("re\\x1b[2Jad\\x0a a=\"\\u001b[31m\" b=\"\\x7f\" c=\"\\xc2\\x9b\" "
+                        "d=\"caf\xef\xbf\xbd\" e=caf\xc3\xa9"));
+}
+
 TEST_F(LogTest, JsonLineParsesAndKeepsTypes) {
   SetUpIn(LogForm::kJson);
 
