@@ -44,4 +44,13 @@ std::string Printable(std::string_view text) {
   return shown;
 }
 
+std::string PrintableLines(std::string_view text) {
+  std::string shown;
+  for (size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
+    shown += Printable(text.substr(0, end)) + '\n';
+    text.remove_prefix(end + 1);
+  }
+  return shown + Printable(text);
+}
+
 }  // namespace ebbtide

@@ -14,4 +14,7 @@ namespace ebbtide {
 // them, and what is no UTF-8. Backslashes stay as they are, and so does what it gave before.
 std::string Printable(std::string_view text);
 
+// The same of each line: for text of ours that quotes others.
+std::string PrintableLines(std::string_view text);
+
 }  // namespace ebbtide

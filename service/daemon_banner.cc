@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 
 #include "base/bytes.h"
+#include "base/printable.h"
 
 namespace ebbtide::service {
 namespace {
@@ -48,7 +49,7 @@ std::string BannerForPeople(const BannerFacts& facts) {
     absl::StrAppendFormat(&text, "  note      %s\n", note);
   }
   absl::StrAppendFormat(&text, "\ntry: %s\n", NextCommand(facts));
-  return text;
+  return PrintableLines(text);
 }
 
 std::string BannerForPrograms(const BannerFacts& facts) {

@@ -29,6 +29,7 @@
 #include "base/clock.h"
 #include "base/executor.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "base/standard_files.h"
 #include "service/config/load_config.h"
 #include "service/daemon.h"
@@ -286,7 +287,7 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
   if (!daemon.ok()) {
     FlushLog(kLogMax);
     signals.Release();
-    absl::FPrintF(stderr, "ebbtided: %s\n", daemon.status().message());
+    absl::FPrintF(stderr, "ebbtided: %s\n", PrintableLines(std::string(daemon.status().message())));
     const bool is_configuration = daemon.status().code() == absl::StatusCode::kInvalidArgument;
     return is_configuration ? kExitBadConfiguration : kExitFailed;
   }
@@ -310,7 +311,7 @@ int Serve(const LoadedConfig& loaded, const std::string& config_source) {
 
 int Run(const Flags& flags) {
   const Surroundings surroundings = ReadSurroundings();
-  const std::string source = flags.has_config_file ? flags.config_file : "defaults";
+  const std::string source = flags.has_config_file ? Printable(flags.config_file) : "defaults";
   LoadedConfig loaded = flags.has_config_file ? LoadConfigFile(flags.config_file, surroundings)
                                               : LoadConfig("", surroundings);
   CheckWithParts(loaded);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "client/cli/daemon_process.h"
 #include "client/cli/json.h"
@@ -24,7 +25,7 @@ constexpr int kExitMistakes = 2;  // The daemon's (service/main.cc).
 
 // "FILE:LINE: MESSAGE", or "FILE: MESSAGE" of what is in no line.
 Json Mistake(const std::string& file, absl::string_view text) {
-  absl::ConsumePrefix(&text, file + ":");
+  absl::ConsumePrefix(&text, Printable(file) + ":");  // As the daemon shows it.
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits(": ", 1));
   uint32_t line = 0;
@@ -55,7 +56,7 @@ absl::StatusOr<bool> RunConfigCheck(const Common& common, const std::string& fil
       RunToEnd({.program = daemon, .arguments = {"--config", file, "--check-config"}}, &output));
   const bool is_answer = exit_code == 0 || exit_code == kExitMistakes;
   if (common.output == Output::kJson && is_answer) {
-    Print(Answer(file, exit_code == 0, output).dump(2) + "\n");
+    PrintJson(Answer(file, exit_code == 0, output));
   } else if (exit_code == 0) {
     Print(output);
   } else {

@@ -198,7 +198,7 @@ absl::StatusOr<bool> PlayThrough(DaemonProcess& daemon, const Demo& demo, Output
   const absl::StatusOr<ReplayReport> report =
       PlayDemo(client, demo.trace, demo.specs, DescribeReplay(demo.trace, demo.path, *info), stop);
   EBBTIDE_RETURN_IF_ERROR(Explained(report.status(), daemon, plan));
-  Print(output == Output::kJson ? ToJson(*report).dump(2) + "\n" : RenderDemo(demo.trace, *report));
+  output == Output::kJson ? PrintJson(ToJson(*report)) : Print(RenderDemo(demo.trace, *report));
   if (const absl::Status stopped = daemon.Stop(kStopTimeout); !stopped.ok()) {
     return absl::Status(
         stopped.code(),

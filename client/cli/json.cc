@@ -4,6 +4,8 @@
 
 #include "client/cli/json.h"
 
+#include <cstdio>
+
 namespace ebbtide::cli {
 namespace {
 
@@ -12,6 +14,12 @@ std::string Name(client::Tier tier) {
 }
 
 }  // namespace
+
+void PrintJson(const Json& json) {
+  const std::string text = json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
 
 Json ToJson(const client::ServerInfo& info) {
   return {{"version", info.version},

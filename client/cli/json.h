@@ -12,6 +12,9 @@ namespace ebbtide::cli {
 
 using Json = nlohmann::ordered_json;
 
+// Writes it to stdout, whole. What is no UTF-8, as a file's name may be, is U+FFFD.
+void PrintJson(const Json& json);
+
 Json ToJson(const client::ServerInfo& info);
 Json ToJson(const client::TierStats& tier);
 Json ToJson(const client::Stats& stats);  // Tiers left out.

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "base/printable.h"
 #include "base/standard_files.h"
 #include "client/cli/demo.h"
 #include "client/cli/interrupt.h"
@@ -164,7 +165,7 @@ int Exit(const absl::StatusOr<bool>& well) {
   if (!is_written || is_cancelled) absl::FPrintF(stderr, "ebbctl: %s\n", WhyEnded());
   if (well.ok() || is_cancelled) return kExitNotWell;
   const std::string reason = client::ErrorReason(well.status());
-  absl::FPrintF(stderr, "ebbctl: %s%s\n", std::string(well.status().message()),
+  absl::FPrintF(stderr, "ebbctl: %s%s\n", PrintableLines(std::string(well.status().message())),
                 reason.empty() ? "" : absl::StrFormat(" [%s]", reason));
   return absl::IsInvalidArgument(well.status()) ? kExitUsage : kExitNotWell;
 }
@@ -190,7 +191,8 @@ int ExitOfParser(const CLI::App& app, const CLI::ParseError& error) {
   const bool lacks_one = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
   const std::string what_verb = lacks_one ? WhatVerb(app) : "";
   if (what_verb.empty()) return app.exit(error) == 0 ? Exit(true) : kExitUsage;
-  absl::FPrintF(stderr, "ebbctl: %s\nRun with --help for more information.\n", what_verb);
+  absl::FPrintF(stderr, "ebbctl: %s\nRun with --help for more information.\n",
+                Printable(what_verb));
   return kExitUsage;
 }
 
@@ -206,7 +208,7 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", "ebbctl " EBBTIDE_VERSION);
   app.footer(kExitCodes);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
-    return "ebbctl: " + CLI::FailureMessage::simple(failed, error);
+    return PrintableLines("ebbctl: " + CLI::FailureMessage::simple(failed, error));
   });
   app.add_option(
          "--socket", common.socket,

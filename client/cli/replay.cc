@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "client/cli/interrupt.h"
 #include "client/cli/progress.h"
@@ -118,7 +119,7 @@ absl::StatusOr<bool> ReplayAll(const client::Client& client, const Common& commo
     is_sound = false;
     absl::FPrintF(
         stderr, "ebbctl: %s: not sound: bytes differ or are lost, or a certificate was violated\n",
-        path);
+        Printable(path));
   }
   return is_sound;
 }
@@ -135,7 +136,7 @@ absl::StatusOr<bool> AskAndReplay(const Common& common, const ReplayArgs& args,
   Json finished = Json::array();
   const absl::StatusOr<bool> is_sound = ReplayAll(client, common, args, stop, finished);
   if (common.output == Output::kJson && !finished.empty()) {
-    Print((args.traces.size() == 1 ? finished.front() : finished).dump(2) + "\n");
+    PrintJson(args.traces.size() == 1 ? finished.front() : finished);
   }
   return is_sound;
 }

@@ -135,7 +135,7 @@ absl::StatusOr<bool> RunSequences(const Common& common) {
   }
   Json json = Json::array();
   for (const client::SequenceSummary& sequence : sequences) json.push_back(ToJson(sequence));
-  Print(json.dump(2) + "\n");
+  PrintJson(json);
   return true;
 }
 
@@ -158,8 +158,8 @@ absl::StatusOr<bool> RunDescribe(const Common& common, const DescribeArgs& args)
   if (lane.has_value()) {
     EBBTIDE_ASSIGN_OR_RETURN(description, OnlyLane(std::move(description), *lane));
   }
-  Print(common.output == Output::kJson ? ToJson(description).dump(2) + "\n"
-                                       : RenderDescription(description));
+  common.output == Output::kJson ? PrintJson(ToJson(description))
+                                 : Print(RenderDescription(description));
   return true;
 }
 

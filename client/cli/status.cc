@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
@@ -53,7 +54,7 @@ Json TiersJson(const client::Stats& stats) {
 // Complaints go to stderr, so that stdout stays what was asked for.
 bool Report(const std::vector<std::string>& complaints) {
   for (const std::string& complaint : complaints) {
-    absl::FPrintF(stderr, "ebbctl: %s\n", complaint);
+    absl::FPrintF(stderr, "ebbctl: %s\n", Printable(complaint));
   }
   return complaints.empty();
 }
@@ -139,7 +140,7 @@ absl::StatusOr<bool> RunStatus(const Common& common) {
                        {"tiers", TiersJson(stats)},
                        {"stats", ToJson(stats)},
                        {"complaints", complaints}};
-    Print(json.dump(2) + "\n");
+    PrintJson(json);
   } else {
     Print(RenderStatus(info, stats));
   }
@@ -149,12 +150,13 @@ absl::StatusOr<bool> RunStatus(const Common& common) {
 absl::StatusOr<bool> RunTiers(const Common& common) {
   EBBTIDE_ASSIGN_OR_RETURN(const client::Client client, client::Client::Connect(common.socket));
   EBBTIDE_ASSIGN_OR_RETURN(const client::Stats stats, client.GetStats());
-  Print(common.output == Output::kJson ? TiersJson(stats).dump(2) + "\n" : RenderTiers(stats));
+  common.output == Output::kJson ? PrintJson(TiersJson(stats)) : Print(RenderTiers(stats));
   return Report(Complaints(stats));
 }
 
 void Print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  const std::string shown = PrintableLines(text);
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
   std::fflush(stdout);
 }
 

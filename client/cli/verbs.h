@@ -53,7 +53,7 @@ std::string RenderDescription(const client::SequenceDescription& description);
 // A line per thing that is not as it should be; empty: all is well.
 std::vector<std::string> Complaints(const client::Stats& stats);
 
-// Writes to stdout, whole.
+// Writes to stdout, whole, but for what a terminal would obey.
 void Print(const std::string& text);
 
 }  // namespace ebbtide::cli

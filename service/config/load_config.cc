@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 
 #include "base/bytes.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "ebbtide/v1/config.pb.h"
 #include "service/config/listen.h"
@@ -110,16 +111,15 @@ class Resolver {
     return *bytes;
   }
 
-  // Text that ends up in paths, logs and terminals.
+  // Text that ends up in paths, logs, terminals and protobuf, which carries UTF-8 alone.
   bool IsPlain(const std::string& field, const std::string& text) {
-    const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
-      return static_cast<unsigned char>(c) >= ' ' && c != '\x7f';
-    });
-    if (text.empty() || !plain) {
-      Mistake(field, text.empty() ? "is empty; leave the line out for the default"
-                                  : "holds a control character");
+    const std::string shown = Printable(text);
+    if (text.empty()) {
+      Mistake(field, "is empty; leave the line out for the default");
+    } else if (shown != text) {
+      Mistake(field, absl::StrFormat("'%s' holds a control character, or what is no UTF-8", shown));
     }
-    return plain && !text.empty();
+    return !text.empty() && shown == text;
   }
 
   std::string UsersFolderInTmp() const {
@@ -238,9 +238,9 @@ class Resolver {
     rocksdb.path = DefaultRocksdbPath();
     if (IsSaid("rocksdb.path", "the user's state folder")) {
       rocksdb.path = said_.rocksdb().path();
-      if (IsPlain("rocksdb.path", rocksdb.path) && rocksdb.path.front() != '/') {
-        Mistake("rocksdb.path", absl::StrFormat("'%s' must be absolute", rocksdb.path));
-      }
+    }
+    if (IsPlain("rocksdb.path", rocksdb.path) && rocksdb.path.front() != '/') {
+      Mistake("rocksdb.path", absl::StrFormat("'%s' must be absolute", rocksdb.path));
     }
     rocksdb.budget_bytes = Size("rocksdb.budget", said_.rocksdb().budget(), RocksdbBudgetRule());
   }
@@ -325,8 +325,10 @@ LoadedConfig LoadConfigFile(const std::string& path, const Surroundings& surroun
 std::string FormatMistakes(std::string_view source, const std::vector<ConfigMistake>& mistakes) {
   std::string text;
   for (const ConfigMistake& mistake : mistakes) {
-    text += mistake.line > 0 ? absl::StrFormat("%s:%d: %s\n", source, mistake.line, mistake.message)
-                             : absl::StrFormat("%s: %s\n", source, mistake.message);
+    const std::string place = Printable(source);
+    const std::string message = Printable(mistake.message);
+    text += mistake.line > 0 ? absl::StrFormat("%s:%d: %s\n", place, mistake.line, message)
+                             : absl::StrFormat("%s: %s\n", place, message);
   }
   return text;
 }

@@ -62,6 +62,13 @@ TEST(PrintableTest, WhatFollowsAByteThatIsNoneIsRead) {
   EXPECT_EQ(Printable(""), "");
 }
 
+TEST(PrintableTest, LinesKeepTheirEnds) {
+  for (const std::string text : {"", "\n", "a", "a\n", "\n\na\nb", "a\n\n"}) {
+    EXPECT_EQ(PrintableLines(text), text);
+  }
+  EXPECT_EQ(PrintableLines("a\r\n\x1b\n"), "a\\x0d\n\\x1b\n");
+}
+
 TEST(PrintableTest, WhatIsPrintableStaysAsItIs) {
   const std::string once = Printable("a\\b\xff");
   EXPECT_EQ(once, "a\\b\\xff");

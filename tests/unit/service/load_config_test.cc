@@ -7,9 +7,11 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
@@ -19,6 +21,7 @@
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
 
+#include "base/printable.h"
 #include "ebbtide/v1/config.pb.h"
 #include "tests/support/temp_folder.h"
 
@@ -334,7 +337,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"host: 4GiB", "host: expected a mapping"},
         BadValue{"rocksdb: {budget: 501GiB}", "rocksdb.budget: 501GiB is outside"},
         BadValue{"rocksdb: {path: ''}", "rocksdb.path: is empty"},
-        BadValue{"rocksdb: {path: \"/a\\x07\"}", "rocksdb.path: holds a control character"},
+        BadValue{"rocksdb: {path: \"/a\\x07\"}", "rocksdb.path: '/a\\x07' holds a control"},
+        BadValue{"server: {listen: \"unix:/a\\x9b\"}", "'unix:/a\\xc2\\x9b' holds"},
         BadValue{"server: {threads: 0}", "server.threads: 0 is outside 1 to 1024"},
         BadValue{"server: {threads: 2000}", "server.threads: 2000 is outside 1 to 1024"},
         BadValue{"server: {threads: 1e1}", "server.threads: '1e1' is not a whole number"},
@@ -398,6 +402,36 @@ TEST(LoadConfigTest, MistakesOfAFileNameIt) {
 
   EXPECT_EQ(FormatMistakes(path, LoadConfigFile(path, Laptop()).mistakes),
             path + ":2: hots: unknown field; did you mean host?\n");
+}
+
+// Else an escape sequence in a file or its name would run in the terminal of who checks it, and a
+// line end would make two mistakes of one.
+TEST(LoadConfigTest, MistakesShowNothingThatATerminalObeys) {
+  for (const std::string text :
+       {"server: {listen: \"a\\e[31m\\n\"}", "server: {listen: \"unix:/a\xe9\"}",
+        "server: {log_level: \"\\e[31m\\n\"}", "device: {backend: \"\\e[31m\\n\"}",
+        "device: {budget: \"\\e[31m\\n\xe9\"}", "host: {budget: \"1\xe9\"}",
+        "rocksdb: {path: \"a\xe9\"}", "\"\\e[31m\\n\": 1", "server: {\"\\e\xe9\": 1}",
+        "server: {threads: \"\\e\xe9\"}", "rocksdb: {disabled: \"\\e\xe9\"}", "server: \"\\\x1b\"",
+        "server: \x1b[31m", "server: *\x1b[31m"}) {
+    const std::vector<ConfigMistake> mistakes = MistakesOf(text);
+    const std::string shown = FormatMistakes("\x1b\n\xe9.yaml", mistakes);
+
+    EXPECT_THAT(mistakes, testing::Not(IsEmpty())) << text;
+    EXPECT_EQ(PrintableLines(shown), shown);
+    EXPECT_EQ(std::count(shown.begin(), shown.end(), '\n'), std::ssize(mistakes)) << shown;
+    EXPECT_THAT(shown, testing::StartsWith("\\x1b\\x0a\\xe9.yaml:"));
+  }
+}
+
+// A default is as much others' text as a file is.
+TEST(LoadConfigTest, AFolderOfTheEnvironmentIsHeldToTheSame) {
+  Surroundings surroundings = Laptop();
+  surroundings.state_folder = "/var/caf\xe9";
+
+  EXPECT_THAT(LoadConfig("", surroundings).mistakes,
+              ElementsAre(MistakeAt(0, "rocksdb.path: '/var/caf\\xe9/ebbtide/rocksdb' holds")));
+  EXPECT_THAT(LoadConfig("rocksdb: {path: /data}", surroundings).mistakes, IsEmpty());
 }
 
 TEST(PrintConfigTest, ReadsBackToTheSameConfig) {
