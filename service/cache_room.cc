@@ -74,14 +74,15 @@ absl::Status Cache::CheckRoom(const Sequence& facts, const Need& need) const {
   PromisedRecords promised = promised_;
   promised[size] += static_cast<uint64_t>(need.blocks);
   if (room.Fits(promised, metadata_bytes)) return absl::OkStatus();
-  return Refuse(
-      absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
-      absl::StrCat(
-          "sequence \"", facts.args.sequence, "\": ", need.blocks, " more blocks of ", size.bytes,
-          " B need a place below the device, where there is room for ",
-          room.RecordsLeft(size, promised_, metadata_bytes),
-          "; close sequences, or raise the host or rocksdb budget",
-          room.below_why.empty() ? "" : "; the tier below takes none now: ", room.below_why));
+  return Refuse(absl::StatusCode::kResourceExhausted, "LOWER_TIERS_FULL",
+                absl::StrCat("sequence \"", facts.args.sequence, "\": ", need.blocks,
+                             need.blocks == 1 ? " more block of " : " more blocks of ", size.bytes,
+                             need.blocks == 1 ? " B needs" : " B need",
+                             " a place below the device, where there is room for ",
+                             room.RecordsLeft(size, promised_, metadata_bytes),
+                             "; close sequences, or raise the host or rocksdb budget",
+                             room.below_why.empty() ? "" : "; the tier below takes none now: ",
+                             room.below_why));
 }
 
 void Cache::GiveUpPromise(const Model& model, uint64_t records) {

@@ -71,10 +71,11 @@ bool PatientTier::IsStuck(Access access) const {
 
 absl::Status PatientTier::Refused(std::string_view what) const {
   const auto left = std::ranges::count_if(running_, [](const auto& each) { return each->is_left; });
-  return absl::UnavailableError(absl::StrCat(std::string(name()), " tier: ", running_.size(),
-                                             " earlier calls still run, ", left,
-                                             " of them given up; a ", std::string(what),
-                                             " waits until the medium answers: see to its disk"));
+  return absl::UnavailableError(absl::StrCat(
+      std::string(name()), " tier: ", running_.size(),
+      running_.size() == 1 ? " earlier call still runs, " : " earlier calls still run, ", left,
+      " of them given up; a ", std::string(what),
+      " waits until the medium answers: see to its disk"));
 }
 
 void PatientTier::Work() {

@@ -362,12 +362,20 @@ TEST_F(CacheCallsTest, FullLowerTiersRefuseTheFirstLayerWithNothingChanged) {
   const absl::Status status = TryPlace(ticket, 1);
 
   EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kResourceExhausted,
-                                     AllOf(HasSubstr("\"a\""), HasSubstr("2 more blocks"))));
+                                     AllOf(HasSubstr("\"a\": 2 more blocks of "),
+                                           HasSubstr(" B need a place below"))));
   EXPECT_EQ(ReasonOf(status), "LOWER_TIERS_FULL");
   EXPECT_EQ(cache().metadata_bytes(), at_open);
   EXPECT_THAT(Resident(0, 0), IsEmpty());
   cache().Abandon(ticket);
   EXPECT_OK(TryPlace(stand_.Begin("a", 0, 0, kPage), 1));
+}
+
+TEST_F(CacheCallsTest, ABlockThatFindsNoRoomNeedsIt) {
+  EXPECT_THAT(TryPlace(stand_.Begin("a", 0, 0, kPage), 0),
+              test::StatusIs(absl::StatusCode::kResourceExhausted,
+                             AllOf(HasSubstr("\"a\": 1 more block of "),
+                                   HasSubstr(" B needs a place below"))));
 }
 
 TEST_F(CacheCallsTest, PositionsAreThoseOfTheFirstLayer) {

@@ -161,7 +161,8 @@ TEST_F(PatientTierTest, NothingIsBegunWhereAllThreadsHang) {
   }));
   clock_.Advance(absl::Hours(1));
 
-  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("2 earlier calls")));
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kUnavailable,
+                                HasSubstr("2 earlier calls still run, 2 of")));
 }
 
 // Nobody wants their answers, and a disk that is slow already would be slower by them.
@@ -244,7 +245,8 @@ TEST_F(PatientTierTest, ACallIsStuckOnceItHasItselfRunForTheLimit) {
   clock_.Advance(kShort - absl::Milliseconds(1));
   EXPECT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));  // It is in time when it can be.
   clock_.Advance(absl::Milliseconds(1));
-  EXPECT_THAT(Read(&state), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("1 earlier calls")));
+  EXPECT_THAT(Read(&state), StatusIs(absl::StatusCode::kUnavailable,
+                                     HasSubstr("1 earlier call still runs, 1 of")));
 
   answer_.Notify();
   EXPECT_TRUE(test::ComesTrue([&] { return Read(&state).ok(); }));
@@ -257,8 +259,8 @@ TEST_F(PatientTierTest, NothingOvertakesAWriteThatWasGivenUp) {
   record_.assign(record_.size(), std::byte{0});  // The caller's again; the write has its own.
   medium_->Set({});
 
-  EXPECT_THAT(patient_->Erase({&kKey, 1}),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("1 earlier calls")));
+  EXPECT_THAT(patient_->Erase({&kKey, 1}), StatusIs(absl::StatusCode::kUnavailable,
+                                                    HasSubstr("1 earlier call still runs, 1 of")));
 
   answer_.Notify();
   ASSERT_TRUE(test::ComesTrue([&] { return patient_->Erase({&kKey, 1}).ok(); }));
