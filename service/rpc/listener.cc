@@ -255,15 +255,25 @@ void Listener::Run(const Take& take) {
   }
 }
 
+// gRPC may throw before it owns the connection, or once it does and closes it at its keepalive: a
+// second close could be of a file that has the number by then. Hung up it is over for its client
+// either way; at worst its number stays in use.
+void Listener::HandOver(int connection, const Take& take) {
+  try {
+    take(connection);
+  } catch (const std::bad_alloc&) {
+    ::shutdown(connection, SHUT_RDWR);
+    RefuseForAWhile("there was no memory to take a connection");
+  }
+}
+
 // One connection; others are still there at the next poll.
 void Listener::AcceptFrom(int socket, const Take& take) {
   const int connection = ::accept4(socket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   const int error = errno;
   if (connection < 0 && (error == EAGAIN || error == EINTR || error == ECONNABORTED)) return;
   if (connection < 0) {
-    NoteRefused(absl::StrFormat("connections can't be taken: %s", ::strerror(error)));
-    pollfd end = {.fd = end_, .events = POLLIN, .revents = 0};
-    ::poll(&end, 1, kPauseMs);
+    RefuseForAWhile(absl::StrFormat("connections can't be taken: %s", ::strerror(error)));
   } else if (IsForFiles(connection)) {
     ::close(connection);
     NoteRefused("the descriptors that connections may have are all in use");
@@ -273,8 +283,14 @@ void Listener::AcceptFrom(int socket, const Take& take) {
       const absl::MutexLock lock(&mu_);
       refused_at_ = -absl::InfiniteDuration();
     }
-    take(connection);
+    HandOver(connection, take);
   }
+}
+
+void Listener::RefuseForAWhile(const std::string& why) {
+  NoteRefused(why);
+  pollfd end = {.fd = end_, .events = POLLIN, .revents = 0};
+  ::poll(&end, 1, kPauseMs);
 }
 
 void Listener::NoteRefused(const std::string& why) {

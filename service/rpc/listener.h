@@ -27,7 +27,8 @@ namespace ebbtide::service {
 
 class Listener {
  public:
-  // Is given each connection, not blocking, to close it in the end. Called on one thread.
+  // Is given each connection, not blocking, to close it in the end. Called on one thread. One that
+  // throws for want of memory is given the next; its connection is hung up, and not closed here.
   using Take = std::function<void(int connection)>;
 
   // Connections wait from the moment it returns.
@@ -64,6 +65,8 @@ class Listener {
   bool IsConnectionHere(int fd) const;
   void Run(const Take& take);
   void AcceptFrom(int socket, const Take& take);
+  void HandOver(int connection, const Take& take);
+  void RefuseForAWhile(const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteRefused(const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
   void LookAfterSocket() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status ListenAnew();

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <set>
 #include <string>
 #include <thread>
@@ -55,6 +56,7 @@ class ListenerTest : public testing::Test {
     listener_->Accept([this](int connection) {
       const absl::MutexLock lock(&mu_);
       taken_.push_back(connection);
+      if (is_memory_short_.exchange(false)) throw std::bad_alloc();
     });
   }
 
@@ -104,6 +106,7 @@ class ListenerTest : public testing::Test {
   ListenConfig place_;
   std::unique_ptr<Listener> listener_;
   std::vector<int> clients_;
+  std::atomic<bool> is_memory_short_ = false;  // For the next connection that is taken.
   absl::Mutex mu_;
   std::vector<int> taken_ ABSL_GUARDED_BY(mu_);
 };
@@ -151,6 +154,29 @@ TEST_F(ListenerTest, GivesEachConnectionOn) {
   Open();
 
   EXPECT_TRUE(IsTaken());
+  EXPECT_TRUE(IsTaken());
+  EXPECT_THAT(listener_->status(), IsOk());
+}
+
+// Its client would wait for ever. Who threw may have it all the same: closed twice, another's
+// descriptor would be.
+TEST_F(ListenerTest, HangsUpOnWhomNobodyTakesForWantOfMemoryAndClosesNothing) {
+  is_memory_short_ = true;
+  Open();
+  const int client = Connect();
+
+  pollfd end = {.fd = client, .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&end, 1, 30'000), 1);
+  char byte = 0;
+  EXPECT_EQ(::read(client, &byte, 1), 0);
+  EXPECT_TRUE(ComesTrue([&] { return !listener_->status().ok(); }));
+  EXPECT_THAT(listener_->status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no memory")));
+  {
+    const absl::MutexLock lock(&mu_);
+    ASSERT_EQ(taken_.size(), 1U);
+    EXPECT_EQ(::fcntl(taken_.front(), F_GETFD), FD_CLOEXEC);
+  }
   EXPECT_TRUE(IsTaken());
   EXPECT_THAT(listener_->status(), IsOk());
 }
