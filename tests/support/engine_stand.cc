@@ -165,7 +165,8 @@ Errors ErrorsOf(const service::StepAnswer& answer, const Tokens& tokens, int lay
       all += truth[head * head_dim + d] * truth[head * head_dim + d];
     }
     off += square;
-    if (std::sqrt(square) > answer.certificate.error_bound[token * heads + head])
+    // What is no number is within no bound.
+    if (!(std::sqrt(square) <= answer.certificate.error_bound[token * heads + head]))
       ++errors.violations;
   }
   errors.relative = std::sqrt(off / all);

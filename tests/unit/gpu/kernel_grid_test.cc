@@ -8,8 +8,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
+#include "gtest/gtest-spi.h"
 #include "gtest/gtest.h"
 
 #include "gpu/kernels/append.h"
@@ -24,6 +26,22 @@
 
 namespace ebbtide::gpu {
 namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
+
+TEST(ExpectNearTest, HoldsOnlyWhatIsCloseOrTheSame) {
+  ExpectNear<float>({1.5F, -kInfinity, kNotANumber}, {1, -kInfinity, kNotANumber}, 0.5, 0);
+  ExpectNear<float>({0.5F}, {0}, 0, 0.5);
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({1.5F}, {1}, 0.25, 0.125), "[0] 1.5 of 1");
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({1}, {}, 1, 1), "size");
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({1}, {-kInfinity}, 1e-6, 1), "1 of -inf");
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({kInfinity}, {-kInfinity}, 1e-6, 1), "inf of -inf");
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({kInfinity}, {1}, 1e-6, 1), "inf of 1");
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({kNotANumber}, {1}, 1, 1), "nan of 1");
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({kNotANumber}, {kInfinity}, 1, 1), "nan of inf");
+  EXPECT_FATAL_FAILURE(ExpectNear<float>({1}, {kNotANumber}, 1, 1), "1 of nan");
+}
 
 using CudaGridTest = KernelGrid;
 INSTANTIATE_TEST_SUITE_P(Every, CudaGridTest, testing::ValuesIn(kDtypes), GridDtypeName);

@@ -123,6 +123,7 @@ TEST_P(MassOnTarget, ExponentialIsWithinThreeRoundings) {
   double worst = 0;
   for (size_t s = 0; s < logits.size(); ++s) {
     const double exact = std::exp(static_cast<double>(logits[s]));
+    ASSERT_FALSE(std::isnan(mass[s])) << "of logit " << logits[s];
     worst = std::max(worst, std::fabs(mass[s] - exact) / exact);
   }
   RecordProperty("worst_in_units_of_2^-24", std::to_string(worst * 0x1p24));

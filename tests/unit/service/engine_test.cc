@@ -52,6 +52,7 @@ class EngineTest : public testing::Test {
         const StepAnswer answer = worker.Step({.layer = layer, .first = index});
         ASSERT_OK(answer.status);
         const Errors errors = ErrorsOf(answer, tokens_, layer, index, 1);
+        ASSERT_FALSE(std::isnan(errors.relative));
         *worst = std::max(*worst, errors.relative);
         *violations += errors.violations;
       }
