@@ -7,9 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "storage/block_record.h"
 
@@ -41,8 +43,20 @@ absl::StatusOr<std::shared_ptr<ArenaPool>> ArenaPool::Create(ByteBudget& budget)
 ArenaPool::ArenaPool(ByteBudget& budget, std::unique_ptr<ShmArena> arena)
     : budget_(budget),
       arena_(std::move(arena)),
-      warm_bytes_limit_(std::min(kWarmBytesMax, budget.limit_bytes() / kWarmShare)) {
+      warm_bytes_limit_(std::min(kWarmBytesMax, budget.limit_bytes() / kWarmShare)),
+      lockable_bytes_(arena_->size() / 2) {
   cold_.Free({.offset = 0, .bytes = arena_->size()});
+}
+
+std::span<const std::byte> ArenaPool::lockable() const {
+  return arena_->bytes({.offset = 0, .bytes = lockable_bytes_});
+}
+
+void ArenaPool::LockWith(LockMemory lock) {
+  absl::MutexLock guard(&mu_);
+  EBBTIDE_CHECK(!lock_ && cold_.free_bytes() == arena_->size(), "locked once, and from the first");
+  lock_ = std::move(lock);
+  lockable_.Free(*cold_.Allocate(lockable_bytes_));
 }
 
 absl::StatusOr<Extent> ArenaPool::Store(std::span<const std::byte> bytes, uint64_t overhead_bytes) {
@@ -51,7 +65,7 @@ absl::StatusOr<Extent> ArenaPool::Store(std::span<const std::byte> bytes, uint64
   // The extent first: a warm one needs no trim to make room for its own charge.
   std::optional<Taken> taken = Take(bytes.size());
   if (!taken) {
-    Trim(0);  // Warm and cold neighbours may be long enough together.
+    Trim(0);  // Warm ones and their cold neighbours may be long enough together.
     taken = Take(bytes.size());
   }
   if (!taken) {
@@ -67,19 +81,73 @@ absl::StatusOr<Extent> ArenaPool::Store(std::span<const std::byte> bytes, uint64
     std::memcpy(arena_->bytes(taken->extent).data(), bytes.data(), bytes.size());
     return taken->extent;
   }
-  if (absl::Status status = arena_->Fill(taken->extent, bytes); !status.ok()) {
-    budget_.Release(charge);
-    absl::MutexLock lock(&mu_);
-    cold_.Free(taken->extent);
-    return status;
+  absl::Cleanup release = [&] { budget_.Release(charge); };
+  EBBTIDE_ASSIGN_OR_RETURN(const Extent extent, Commit(taken->extent, bytes));
+  std::move(release).Cancel();
+  return extent;
+}
+
+absl::StatusOr<Extent> ArenaPool::Commit(const Extent& extent, std::span<const std::byte> bytes) {
+  {
+    absl::Cleanup decommit = [&] { Decommit(extent); };
+    EBBTIDE_RETURN_IF_ERROR(arena_->Fill(extent, bytes));
+    if (!IsLockable(extent) || Lock(extent).ok()) {
+      std::move(decommit).Cancel();
+      return extent;
+    }
   }
-  return taken->extent;
+  std::optional<Extent> other;
+  {
+    absl::MutexLock lock(&mu_);
+    other = cold_.Allocate(extent.bytes);
+  }
+  if (!other) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host tier: no free range of ", extent.bytes,
+                     " B in the arena that a device need not reach; demote or evict first"));
+  }
+  absl::Cleanup decommit = [&] { Decommit(*other); };
+  EBBTIDE_RETURN_IF_ERROR(arena_->Fill(*other, bytes));
+  std::move(decommit).Cancel();
+  return *other;
+}
+
+absl::Status ArenaPool::Lock(const Extent& extent) {
+  absl::StatusOr<std::shared_ptr<void>> held = lock_(arena_->bytes(extent));
+  {
+    absl::MutexLock lock(&mu_);
+    if (held.ok()) {
+      locks_[extent.offset] = *std::move(held);
+      return absl::OkStatus();
+    }
+    if (std::exchange(has_told_unlocked_, true)) return held.status();
+  }
+  Log(LogLevel::kWarn,
+      "host tier: memory can't be locked for the device; what lies in it is copied when it is read "
+      "(said once)",
+      {{"bytes", extent.bytes}, {"why", std::string(held.status().message())}});
+  return held.status();
+}
+
+void ArenaPool::Decommit(const Extent& extent) noexcept {
+  std::shared_ptr<void> held;  // Unlocked outside the lock, before its memory goes.
+  {
+    absl::MutexLock lock(&mu_);
+    if (const auto found = locks_.find(extent.offset); found != locks_.end()) {
+      held = std::move(found->second);
+      locks_.erase(found);
+    }
+  }
+  held.reset();
+  arena_->Decommit(extent);  // Takes time with its bytes.
+  absl::MutexLock lock(&mu_);
+  ColdOf(extent).Free(extent);
 }
 
 void ArenaPool::Free(const Extent& extent, uint64_t overhead_bytes) noexcept {
   {
     absl::MutexLock lock(&mu_);
-    warm_.Free(extent);
+    warm_.Put(extent);
   }
   // Released only now: whoever charges these bytes next finds them warm and has them trimmed.
   budget_.Release(extent.bytes + overhead_bytes);
@@ -88,10 +156,12 @@ void ArenaPool::Free(const Extent& extent, uint64_t overhead_bytes) noexcept {
 
 std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) noexcept {
   absl::MutexLock lock(&mu_);
-  if (const auto extent = warm_.Allocate(bytes)) {
+  if (const auto extent = warm_.Take(bytes)) {
     taken_warm_bytes_ += bytes;
     return Taken{.extent = *extent, .is_warm = true};
   }
+  if (const auto extent = lockable_.Allocate(bytes))
+    return Taken{.extent = *extent, .is_warm = false};
   if (const auto extent = cold_.Allocate(bytes)) return Taken{.extent = *extent, .is_warm = false};
   return std::nullopt;
 }
@@ -101,7 +171,8 @@ bool ArenaPool::Charge(const Taken& taken, uint64_t bytes) noexcept {
   {
     absl::MutexLock lock(&mu_);
     if (taken.is_warm) taken_warm_bytes_ -= taken.extent.bytes;
-    if (!is_charged) (taken.is_warm ? warm_ : cold_).Free(taken.extent);
+    if (!is_charged && taken.is_warm) warm_.Put(taken.extent);
+    if (!is_charged && !taken.is_warm) ColdOf(taken.extent).Free(taken.extent);
   }
   Trim(warm_bytes_limit_);
   return is_charged;
@@ -114,16 +185,12 @@ void ArenaPool::Trim(uint64_t warm_bytes_max) noexcept {
     mu_.Await(absl::Condition(
         +[](bool* is_trimming) { return !*is_trimming; }, &is_trimming_));
     const uint64_t kept_bytes = std::min(warm_bytes_max, WarmBytesAllowed());
-    while (warm_.free_bytes() > kept_bytes) {
-      excess.push_back(
-          *warm_.TakeLongest(RoundUp(warm_.free_bytes() - kept_bytes, kRecordAlignment)));
-    }
+    while (warm_.bytes() > kept_bytes) excess.push_back(*warm_.TakeLongest());
     is_trimming_ = !excess.empty();
   }
   if (excess.empty()) return;
-  for (const Extent& extent : excess) arena_->Decommit(extent);  // Takes time with its bytes.
+  for (const Extent& extent : excess) Decommit(extent);
   absl::MutexLock lock(&mu_);
-  for (const Extent& extent : excess) cold_.Free(extent);
   is_trimming_ = false;
 }
 

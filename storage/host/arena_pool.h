@@ -3,21 +3,28 @@
 // Extents of the host arena, charged to a budget. Freed extents stay warm (they keep their memory)
 // up to a limit, since writing warm memory runs at memcpy's rate and taking new memory at a third
 // of it (tier_bench, SealToHost). Memory held, warm or charged, never passes the budget.
+//
+// Where a device reads host memory in place, an extent is locked for it as it takes memory, and
+// until it gives that back. What can't be locked lies in the other half of the addresses.
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
 #include "storage/byte_budget.h"
 #include "storage/host/extent_map.h"
 #include "storage/host/shm_arena.h"
+#include "storage/host/warm_extents.h"
 
 namespace ebbtide::storage {
 
@@ -27,6 +34,14 @@ class ArenaPool {
  public:
   // `budget` outlives the pool; while the pool lives it gives warm memory back as others charge.
   static absl::StatusOr<std::shared_ptr<ArenaPool>> Create(ByteBudget& budget);
+
+  // Keeps memory where a device reads it in place, until what it returns goes.
+  using LockMemory = std::function<absl::StatusOr<std::shared_ptr<void>>(std::span<std::byte>)>;
+
+  // The addresses that LockWith has locked: half of the arena's.
+  std::span<const std::byte> lockable() const;
+  // Once, before anything is stored.
+  void LockWith(LockMemory lock) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Copies `bytes` (a multiple of 4096) into an extent, charged with `overhead_bytes` beside it.
   // The extent is overwritten from end to end, so nothing of its former owner can be read in it.
@@ -49,6 +64,15 @@ class ArenaPool {
 
   std::optional<Taken> Take(uint64_t bytes) noexcept ABSL_LOCKS_EXCLUDED(mu_);
   bool Charge(const Taken& taken, uint64_t bytes) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  // Fills a cold extent, and locks it where it is to be; or another that is not, where it can't be.
+  absl::StatusOr<Extent> Commit(const Extent& extent, std::span<const std::byte> bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Lock(const Extent& extent) ABSL_LOCKS_EXCLUDED(mu_);
+  void Decommit(const Extent& extent) noexcept ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsLockable(const Extent& extent) const { return lock_ && extent.offset < lockable_bytes_; }
+  ExtentMap& ColdOf(const Extent& extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return IsLockable(extent) ? lockable_ : cold_;
+  }
   // Gives warm memory back to the machine until no more than `warm_bytes_max` is left and all that
   // is held fits the budget. Waits for another thread's trim: its memory is held until it is done.
   void Trim(uint64_t warm_bytes_max) noexcept ABSL_LOCKS_EXCLUDED(mu_);
@@ -58,11 +82,18 @@ class ArenaPool {
   ByteBudget& budget_;
   const std::unique_ptr<ShmArena> arena_;
   const uint64_t warm_bytes_limit_;
+  const uint64_t lockable_bytes_;
+
+  // set once, before anything is stored
+  LockMemory lock_;
 
   // guarded by mu_
   mutable absl::Mutex mu_;
-  ExtentMap warm_ ABSL_GUARDED_BY(mu_);                 // Free, still holding memory.
-  ExtentMap cold_ ABSL_GUARDED_BY(mu_);                 // Free, holding none.
+  WarmExtents warm_ ABSL_GUARDED_BY(mu_);    // Free, still holding memory.
+  ExtentMap lockable_ ABSL_GUARDED_BY(mu_);  // Free, holding none: those that are to be locked,
+  ExtentMap cold_ ABSL_GUARDED_BY(mu_);      // and the others.
+  absl::flat_hash_map<uint64_t, std::shared_ptr<void>> locks_ ABSL_GUARDED_BY(mu_);  // By offset.
+  bool has_told_unlocked_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t taken_warm_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Taken from warm_, not charged yet.
   bool is_trimming_ ABSL_GUARDED_BY(mu_) = false;
 };

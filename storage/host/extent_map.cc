@@ -19,16 +19,6 @@ std::optional<Extent> ExtentMap::Allocate(uint64_t bytes) {
   return Extent{.offset = range.offset, .bytes = bytes};
 }
 
-std::optional<Extent> ExtentMap::TakeLongest(uint64_t bytes_max) {
-  if (by_size_.empty() || bytes_max == 0) return std::nullopt;
-  const auto longest = std::prev(by_size_.end());
-  const Extent range = {.offset = longest->offset, .bytes = longest->bytes};
-  Remove(by_offset_.find(range.offset));
-  const uint64_t taken = std::min(range.bytes, bytes_max);
-  if (range.bytes > taken) Insert({.offset = range.offset, .bytes = range.bytes - taken});
-  return Extent{.offset = range.end() - taken, .bytes = taken};
-}
-
 void ExtentMap::Free(const Extent& extent) {
   EBBTIDE_CHECK(extent.bytes > 0, "an extent is not empty");
   Extent range = extent;

@@ -26,9 +26,6 @@ class ExtentMap {
   // `bytes` of a free range, or nothing where no range is that long. bytes > 0.
   std::optional<Extent> Allocate(uint64_t bytes);
 
-  // Up to `bytes_max` from the end of the longest free range; nothing where all is taken.
-  std::optional<Extent> TakeLongest(uint64_t bytes_max);
-
   // Makes `extent` free. Broken contract where a part of it is free already.
   void Free(const Extent& extent);
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -33,6 +34,11 @@ class HostTier final : public Tier {
   //   kInvalidArgument    the limit is more than this process may use
   //   kResourceExhausted  no address space
   static absl::StatusOr<std::unique_ptr<HostTier>> Create(ByteBudget& budget);
+
+  // For a device that reads in place: locks what takes memory within `lockable` from now on. Once,
+  // before anything is written.
+  std::span<const std::byte> lockable() const { return pool_->lockable(); }
+  void LockWith(ArenaPool::LockMemory lock) { pool_->LockWith(std::move(lock)); }
 
   std::string_view name() const override { return "host"; }
   absl::Status Write(std::span<const BlockWrite> blocks) override;

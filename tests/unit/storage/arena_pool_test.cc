@@ -10,7 +10,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -91,8 +97,11 @@ TEST_F(ArenaPoolTest, IdleMemoryFollowsUse) {
 }
 
 TEST_F(ArenaPoolTest, OthersChargesReclaimWarmMemory) {
-  ASSERT_OK_AND_ASSIGN(const Extent extent, Store(kMiB));
-  pool_->Free(extent, 0);
+  std::vector<Extent> held;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_OK_AND_ASSIGN(held.emplace_back(), Store(256 * kKiB));
+  }
+  for (const Extent& extent : held) pool_->Free(extent, 0);
   ASSERT_EQ(HeldBytes(), kMiB);
 
   ASSERT_TRUE(budget_.TryCharge(16 * kMiB - 256 * kKiB));
@@ -184,6 +193,142 @@ TEST_F(ArenaPoolTest, ThreadsGetPlacesOfTheirOwn) {
 
   EXPECT_EQ(damaged, 0);
   EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+// --- memory that a device reads in place
+
+// A device's part, by its own books. Thread-safe.
+class Locks {
+ public:
+  bool refuses = false;
+
+  ArenaPool::LockMemory Locker() {
+    return [this](std::span<std::byte> memory) -> absl::StatusOr<std::shared_ptr<void>> {
+      const std::lock_guard guard(mu_);
+      if (refuses) return absl::ResourceExhaustedError("no more can be locked");
+      const auto next = locked_.lower_bound(memory.data());
+      EXPECT_TRUE(next == locked_.end() || memory.data() + memory.size() <= next->first);
+      if (next != locked_.begin()) {
+        const auto before = std::prev(next);
+        EXPECT_LE(before->first + before->second, memory.data());
+      }
+      locked_[memory.data()] = memory.size();
+      return std::shared_ptr<void>(memory.data(), [this](void* gone) {
+        const std::lock_guard again(mu_);
+        EXPECT_EQ(locked_.erase(static_cast<std::byte*>(gone)), 1u);
+      });
+    };
+  }
+
+  bool Holds(std::span<const std::byte> memory) const {
+    const std::lock_guard guard(mu_);
+    const auto found = locked_.find(const_cast<std::byte*>(memory.data()));
+    return found != locked_.end() && found->second == memory.size();
+  }
+  uint64_t bytes() const {
+    const std::lock_guard guard(mu_);
+    return std::accumulate(locked_.begin(), locked_.end(), uint64_t{0},
+                           [](uint64_t sum, const auto& each) { return sum + each.second; });
+  }
+
+ private:
+  mutable std::mutex mu_;
+  std::map<std::byte*, uint64_t> locked_;
+};
+
+class LockedArenaPoolTest : public ArenaPoolTest {
+ protected:
+  LockedArenaPoolTest() { pool_->LockWith(locks_.Locker()); }
+  ~LockedArenaPoolTest() override {
+    pool_.reset();
+    EXPECT_EQ(locks_.bytes(), 0u);
+  }
+
+  bool IsWithinReach(const Extent& extent) const {
+    const std::span<const std::byte> bytes = pool_->bytes(extent);
+    const std::span<const std::byte> lockable = pool_->lockable();
+    return bytes.data() >= lockable.data() &&
+           bytes.data() + bytes.size() <= lockable.data() + lockable.size();
+  }
+
+  Locks locks_;
+};
+
+TEST_F(LockedArenaPoolTest, WhatHoldsMemoryIsLockedAndNothingElse) {
+  ASSERT_OK_AND_ASSIGN(const Extent warm, Store(256 * kKiB));
+  ASSERT_OK_AND_ASSIGN(const Extent kept, Store(64 * kKiB));
+  EXPECT_TRUE(IsWithinReach(kept));
+  EXPECT_TRUE(locks_.Holds(pool_->bytes(kept)));
+
+  pool_->Free(warm, 0);
+  EXPECT_TRUE(locks_.Holds(pool_->bytes(warm)));
+  ASSERT_TRUE(budget_.TryCharge(budget_.free_bytes()));
+
+  EXPECT_FALSE(locks_.Holds(pool_->bytes(warm)));
+  EXPECT_TRUE(locks_.Holds(pool_->bytes(kept)));
+  EXPECT_EQ(locks_.bytes(), HeldBytes());
+}
+
+TEST_F(LockedArenaPoolTest, WarmMemoryIsUsedAgainAsItIsLocked) {
+  ASSERT_OK_AND_ASSIGN(const Extent first, Store(256 * kKiB));
+  pool_->Free(first, 0);
+  locks_.refuses = true;  // Nobody is asked.
+
+  ASSERT_OK_AND_ASSIGN(const Extent second, Store(256 * kKiB, 2));
+
+  EXPECT_EQ(second, first);
+  EXPECT_TRUE(locks_.Holds(pool_->bytes(second)));
+}
+
+TEST_F(LockedArenaPoolTest, WhatCanNotBeLockedLiesOutOfReach) {
+  locks_.refuses = true;
+
+  ASSERT_OK_AND_ASSIGN(const Extent extent, Store(256 * kKiB, 3));
+
+  EXPECT_FALSE(IsWithinReach(extent));
+  EXPECT_THAT(pool_->bytes(extent), Each(std::byte{3}));
+  EXPECT_EQ(HeldBytes(), 256 * kKiB);
+  EXPECT_EQ(budget_.used_bytes(), 256 * kKiB);
+  locks_.refuses = false;
+  ASSERT_OK_AND_ASSIGN(const Extent next, Store(128 * kKiB));
+  EXPECT_TRUE(IsWithinReach(next));
+}
+
+TEST_F(LockedArenaPoolTest, RandomUseNamesNothingWithinReachThatIsNotLocked) {
+  test::ForEachSeed(3, [this](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<Extent> held;
+    for (int step = 0; step < 2000; ++step) {
+      locks_.refuses = random() % 8 == 0;
+      if (random() % 100 < 52) {
+        const auto extent = Store((1 + random() % 8) * 64 * kKiB);
+        if (extent.ok()) held.push_back(*extent);
+      } else if (!held.empty()) {
+        std::swap(held[random() % held.size()], held.back());
+        pool_->Free(held.back(), 0);
+        held.pop_back();
+      }
+      for (const Extent& extent : held) {
+        ASSERT_EQ(IsWithinReach(extent), locks_.Holds(pool_->bytes(extent)));
+      }
+      ASSERT_LE(HeldBytes(), budget_.limit_bytes());
+      ASSERT_LE(locks_.bytes(), HeldBytes());
+    }
+    for (const Extent& extent : held) pool_->Free(extent, 0);
+    ASSERT_EQ(budget_.used_bytes(), 0u);
+  });
+}
+
+TEST_F(LockedArenaPoolTest, MemoryThatRunsOutWhileItIsLockedLeavesNothing) {
+  pool_ = *ArenaPool::Create(budget_);
+  pool_->LockWith([](std::span<std::byte>) -> absl::StatusOr<std::shared_ptr<void>> {
+    throw std::bad_alloc();
+  });
+
+  EXPECT_THROW(static_cast<void>(Store(256 * kKiB)), std::bad_alloc);
+
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+  EXPECT_EQ(HeldBytes(), 0u);
 }
 
 }  // namespace

@@ -31,7 +31,6 @@ TEST(ExtentMapTest, StartsWithNothingFree) {
   ExtentMap map;
 
   EXPECT_EQ(map.Allocate(1), std::nullopt);
-  EXPECT_EQ(map.TakeLongest(1), std::nullopt);
   EXPECT_EQ(map.free_bytes(), 0u);
 }
 
@@ -69,17 +68,6 @@ TEST(ExtentMapTest, FreedNeighboursAreJoinedOnBothSides) {
   EXPECT_EQ(map.ranges(), 1u);
   EXPECT_EQ(map.free_bytes(), 30u);
   map.CheckInvariants();
-}
-
-TEST(ExtentMapTest, TakeLongestCutsTheEndOfTheLongestRange) {
-  ExtentMap map;
-  map.Free({.offset = 0, .bytes = 10});
-  map.Free({.offset = 100, .bytes = 50});
-
-  EXPECT_EQ(map.TakeLongest(20), (Extent{.offset = 130, .bytes = 20}));
-  EXPECT_EQ(map.TakeLongest(1000), (Extent{.offset = 100, .bytes = 30}));
-  EXPECT_EQ(map.TakeLongest(1000), (Extent{.offset = 0, .bytes = 10}));
-  EXPECT_EQ(map.free_bytes(), 0u);
 }
 
 TEST(ExtentMapTest, EqualSizesNeverFragment) {
@@ -150,12 +138,8 @@ TEST(ExtentMapTest, RandomOperationsAgreeWithABitmap) {
       } else {
         const uint64_t bytes = 1 + random() % 40;
         const uint64_t longest = bitmap.longest_free();
-        const bool takes_longest = random() % 10 == 0;
-        const auto extent = takes_longest ? map.TakeLongest(bytes) : map.Allocate(bytes);
-        const uint64_t expected = takes_longest     ? std::min(bytes, longest)
-                                  : longest < bytes ? 0
-                                                    : bytes;
-        ASSERT_EQ(extent ? extent->bytes : 0, expected);
+        const auto extent = map.Allocate(bytes);
+        ASSERT_EQ(extent ? extent->bytes : 0, longest < bytes ? 0 : bytes);
         if (extent) {
           ASSERT_TRUE(bitmap.Own(*extent, true)) << "two owners of one place";
           held.push_back(*extent);
