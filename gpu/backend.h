@@ -42,6 +42,20 @@ class Stream {
   virtual absl::Status Wait() = 0;
 };
 
+// Addresses of this machine's memory that kernels read where it lies, over the bus, as long as this
+// lives: nothing there is brought, so whoever names an array in it has it locked. Thread-safe.
+class HostWindow {
+ public:
+  virtual ~HostWindow() = default;
+
+  // Locks `memory`, which lies within the window and holds memory, until what is returned goes; it
+  // must not be freed before. May wait for what the device is at.
+  //   kInvalidArgument    nothing, or what is locked already
+  //   kResourceExhausted  HostMemoryFull: the machine does not lock it, and why
+  //   kUnavailable        the device failed
+  virtual absl::StatusOr<std::shared_ptr<void>> Lock(std::span<std::byte> memory) = 0;
+};
+
 // FastCAOTE, whose args are those of damage (damage.h).
 struct FastDamage {
   std::span<const DamageArgs> lanes;
@@ -56,8 +70,9 @@ struct ZeroArgs {
 //   backend.Run(*stream, attends)
 //
 // Arrays that args name, extents and slots among them, may lie anywhere: in memory from Allocate,
-// which the device works on where it lies, or in the caller's, which it is brought from and back
-// to. Whoever has much of the former and little of the latter moves few bytes.
+// which the device works on where it lies, in a HostWindow, which it reads there, or elsewhere in
+// the caller's, which it is brought from and back to. Whoever has much of the former and little of
+// the latter moves few bytes.
 using Batch = std::variant<
     std::span<const AppendArgs>, std::span<const AttendArgs>, std::span<const BoundArgs>,
     std::span<const CodeErrorArgs>, std::span<const DamageArgs>, FastDamage,
@@ -83,6 +98,13 @@ class Backend {
   virtual absl::StatusOr<DeviceBuffer> Allocate(size_t bytes) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<Stream>> MakeStream() = 0;
+
+  // Of host memory that kernels only read. What decorates a backend need not pass it on.
+  //   kUnimplemented  the device reads none in place, or all
+  virtual absl::StatusOr<std::unique_ptr<HostWindow>> OpenHostWindow(
+      std::span<const std::byte> /*addresses*/) {
+    return absl::UnimplementedError("this device reads host memory in no way of its own");
+  }
 
   // Runs `batch` in stream order: it reads what those before it on the stream wrote. The args and
   // what they point to must stay until Wait, and what was written may be read by others than the

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "gpu/cuda/cuda_status.h"
 #include "gpu/cuda/cuda_stream.h"
 #include "gpu/cuda/device_pool.h"
+#include "gpu/cuda/host_memory.h"
 #include "gpu/cuda/kernels.h"
 #include "gpu/make_cuda_backend.h"
 
@@ -76,6 +78,31 @@ class LentStream final : public Stream {
  private:
   std::unique_ptr<CarryingStream> stream_;
   std::shared_ptr<IdleStreams> idle_;
+};
+
+class RegisteredWindow final : public HostWindow {
+ public:
+  RegisteredWindow(std::shared_ptr<DeviceRanges> ranges, std::span<const std::byte> addresses)
+      : ranges_(std::move(ranges)), addresses_(addresses) {
+    ranges_->Add(addresses_);
+  }
+  ~RegisteredWindow() override { ranges_->Remove(addresses_); }
+
+  absl::StatusOr<std::shared_ptr<void>> Lock(std::span<std::byte> memory) override {
+    EBBTIDE_CHECK(Holds(memory), "what is locked lies within the window");
+    EBBTIDE_ASSIGN_OR_RETURN(DeviceBuffer locked, RegisterHostMemory(memory));
+    return std::make_shared<DeviceBuffer>(std::move(locked));
+  }
+
+ private:
+  bool Holds(std::span<const std::byte> memory) const {
+    return std::less_equal<>()(addresses_.data(), memory.data()) &&
+           std::less_equal<>()(memory.data() + memory.size(),
+                               addresses_.data() + addresses_.size());
+  }
+
+  const std::shared_ptr<DeviceRanges> ranges_;
+  const std::span<const std::byte> addresses_;
 };
 
 absl::Status ZeroCuda(std::span<const ZeroArgs> ranges, CudaStream& stream) {
@@ -209,6 +236,15 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaBackend::MakeStream() {
     stream = std::make_unique<CarryingStream>(std::move(launches));
   }
   return std::make_unique<LentStream>(std::move(stream), idle_streams_);
+}
+
+absl::StatusOr<std::unique_ptr<HostWindow>> CudaBackend::OpenHostWindow(
+    std::span<const std::byte> addresses) {
+  if (!device_.reads_host_addresses) {
+    return absl::UnimplementedError(
+        absl::StrCat(device_.name, " has other addresses for host memory than this process"));
+  }
+  return std::make_unique<RegisteredWindow>(ranges_, addresses);
 }
 
 absl::Status CudaBackend::Run(Stream& stream, const Batch& batch) {

@@ -45,14 +45,9 @@ absl::Status Refused(const std::string& what, cudaError_t error) {
 
 }  // namespace
 
-absl::StatusOr<DeviceBuffer> RegisterHostMemory(const CudaDevice& device,
-                                                std::span<std::byte> memory) {
+absl::StatusOr<DeviceBuffer> RegisterHostMemory(std::span<std::byte> memory) {
   if (memory.empty()) return absl::InvalidArgumentError("host memory of 0 bytes to register");
   const std::string what = absl::StrCat("host memory of ", FormatBytes(memory.size()));
-  if (!device.reads_host_addresses) {
-    return absl::UnimplementedError(
-        absl::StrCat(what, ": ", device.name, " has other addresses for it than this process"));
-  }
   const cudaError_t error = cudaHostRegister(memory.data(), memory.size(),
                                              cudaHostRegisterMapped | cudaHostRegisterPortable);
   if (error != cudaSuccess) return Refused(what, error);

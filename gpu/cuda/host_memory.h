@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of this machine that the device reads and writes where it lies, over the bus: for the
-// host tier's arena, so that a page is recalled without being copied first. The daemon does not do
-// so yet.
+// Memory of this machine that a device reads and writes where it lies, over the bus: the host
+// tier's, so that a page is recalled without being copied first.
 // Tested by tests/unit/gpu/device_pool_test.cc.
 
 #pragma once
@@ -12,7 +11,6 @@
 
 #include "absl/status/statusor.h"
 
-#include "gpu/cuda/cuda_device.h"
 #include "gpu/device_buffer.h"
 
 namespace ebbtide::gpu {
@@ -20,9 +18,8 @@ namespace ebbtide::gpu {
 // `memory`, whose pages stay locked until the buffer is gone; it must not be freed before.
 //   kInvalidArgument    nothing, or something that is registered already
 //   kResourceExhausted  HostMemoryFull: the pages can't be locked, and why
-//   kUnimplemented      the device has other addresses for host memory than this process
+//   kUnimplemented      this system registers no host memory
 //   kUnavailable        the device failed
-absl::StatusOr<DeviceBuffer> RegisterHostMemory(const CudaDevice& device,
-                                                std::span<std::byte> memory);
+absl::StatusOr<DeviceBuffer> RegisterHostMemory(std::span<std::byte> memory);
 
 }  // namespace ebbtide::gpu

@@ -196,6 +196,16 @@ size_t HostBytesRegistered() {
   const std::lock_guard lock(TheState().mutex);
   return TheState().registered_bytes;
 }
+bool IsRegistered(const void* memory, size_t bytes) {
+  const std::lock_guard lock(TheState().mutex);
+  const auto& registered = TheState().registered;
+  auto piece = registered.upper_bound(const_cast<void*>(memory));
+  if (piece == registered.begin()) return false;
+  --piece;
+  const auto offset = static_cast<size_t>(static_cast<const std::byte*>(memory) -
+                                          static_cast<const std::byte*>(piece->first));
+  return offset + bytes <= piece->second;
+}
 int RangesReserved() {
   const std::lock_guard lock(TheState().mutex);
   return static_cast<int>(TheState().ranges.size());
@@ -304,7 +314,8 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
       return cuemu::Answer(cudaErrorHostMemoryAlreadyRegistered);
     }
   }
-  if (!cuemu::TakeLockedBytes(bytes)) return cuemu::Answer(cudaErrorMemoryAllocation);
+  if (!state.traits.registers_memory || !cuemu::TakeLockedBytes(bytes))
+    return cuemu::Answer(cudaErrorMemoryAllocation);
   const std::lock_guard lock(state.mutex);
   state.registered[memory] = bytes;
   state.registered_bytes += bytes;

@@ -23,6 +23,7 @@ struct DeviceTraits {
   bool reads_host_addresses = true;
   bool hides_memory = false;                // Its memory faults but where work of a stream uses it.
   size_t lockable_bytes = size_t{1} << 40;  // Of host memory: registered or pinned.
+  bool registers_memory = true;             // Of the host. Where not, it can be pinned still.
 };
 
 // The one there is from now on; DeviceTraits() at first.
@@ -31,6 +32,8 @@ void SetDevice(const DeviceTraits& traits);
 // Device memory that is taken now: allocations, chunks; and host memory that is registered.
 size_t DeviceBytesTaken();
 size_t HostBytesRegistered();
+// Whether one registered piece holds all of them.
+bool IsRegistered(const void* memory, size_t bytes);
 // Ranges of addresses reserved now.
 int RangesReserved();
 

@@ -5,12 +5,17 @@
 
 #include "gpu/cuda/cuda_backend.h"
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "gpu/host_memory_full.h"
 #include "tests/cuemu/device.h"
 #include "tests/cuemu/runtime.h"
 #include "tests/support/death_test.h"
@@ -72,6 +77,86 @@ class CudaBackendTest : public testing::Test {
   std::unique_ptr<CudaBackend> backend_;
   std::unique_ptr<Stream> stream_;
 };
+
+// --- host memory that is read in place
+
+class HostWindowTest : public CudaBackendTest {
+ protected:
+  // One slot of 8 channels, whose key and value are ones.
+  AttendArgs Ask(std::span<const std::byte> rows) {
+    extent_ = {.key = rows.data(), .value = rows.data() + 16, .index = &index_, .slots = 1};
+    return {.head_dim = 8,
+            .scale = 1,
+            .extents = {&extent_, 1},
+            .query = query_,
+            .query_index = {&index_, 1},
+            .output = output_,
+            .lse = {&lse_, 1},
+            .logits = {}};
+  }
+
+  static constexpr uint16_t kOne = 0x3C00;  // As f16.
+  static constexpr uint16_t kTwo = 0x4000;
+
+  alignas(16) std::array<uint16_t, 64> halves_ = Ones();
+  std::span<std::byte> memory_ = std::as_writable_bytes(std::span(halves_));
+  Extent extent_;
+  int32_t index_ = 0;
+  std::vector<float> query_ = std::vector<float>(8, 0.5F);
+  std::vector<float> output_ = std::vector<float>(8);
+  float lse_ = 0;
+
+ private:
+  static std::array<uint16_t, 64> Ones() {
+    std::array<uint16_t, 64> ones;
+    ones.fill(kOne);
+    return ones;
+  }
+};
+
+TEST_F(HostWindowTest, WhatIsLockedIsReadWhereItLies) {
+  ASSERT_OK_AND_ASSIGN(const auto window, backend_->OpenHostWindow(memory_));
+  ASSERT_OK_AND_ASSIGN(auto locked, window->Lock(memory_.first(64)));
+  EXPECT_TRUE(cuemu::IsRegistered(memory_.data() + 16, 48));
+  EXPECT_FALSE(cuemu::IsRegistered(memory_.data() + 16, 49));
+
+  // The emulator's streams work while they are waited for: a copy would hold the ones.
+  ASSERT_OK(backend_->Run(*stream_, std::vector<AttendArgs>{Ask(memory_)}));
+  halves_.fill(kTwo);
+  ASSERT_OK(stream_->Wait());
+
+  EXPECT_THAT(output_, Each(2.0F));
+  EXPECT_THAT(window->Lock(memory_.first(64)), StatusIs(absl::StatusCode::kInvalidArgument));
+  locked.reset();
+  EXPECT_EQ(cuemu::HostBytesRegistered(), 0U);
+}
+
+TEST_F(HostWindowTest, WhatLiesOutsideIsBrought) {
+  { ASSERT_OK_AND_ASSIGN(const auto closed, backend_->OpenHostWindow(memory_)); }
+  ASSERT_OK_AND_ASSIGN(const auto window, backend_->OpenHostWindow(memory_.last(64)));
+  ASSERT_OK(backend_->Run(*stream_, std::vector<AttendArgs>{Ask(memory_)}));
+  halves_.fill(kTwo);
+  ASSERT_OK(stream_->Wait());
+
+  EXPECT_THAT(output_, Each(1.0F));
+}
+
+TEST_F(HostWindowTest, WhatCannotBeLockedIsTheMachines) {
+  MakeOn({.lockable_bytes = 0});
+  ASSERT_OK_AND_ASSIGN(const auto window, backend_->OpenHostWindow(memory_));
+
+  const auto locked = window->Lock(memory_);
+
+  EXPECT_THAT(locked, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("host.budget")));
+  EXPECT_TRUE(IsHostMemoryFull(locked.status()));
+}
+
+TEST_F(HostWindowTest, DeviceWithOtherAddressesHasNone) {
+  MakeOn({.reads_host_addresses = false});
+
+  EXPECT_THAT(backend_->OpenHostWindow(memory_),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("Emulated H200")));
+}
 
 TEST_F(CudaBackendTest, SaysWhatItIs) {
   MakeOn({.name = "NVIDIA H200", .major = 9, .minor = 0});

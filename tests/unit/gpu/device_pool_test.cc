@@ -110,37 +110,30 @@ class HostMemoryTest : public testing::Test {
   }
 
   std::vector<std::byte> memory_ = std::vector<std::byte>(kMiB);
-  CudaDevice device_{.name = "Emulated H200", .reads_host_addresses = true};
 };
 
 TEST_F(HostMemoryTest, IsRegisteredUntilTheBufferIsGone) {
   {
-    ASSERT_OK_AND_ASSIGN(const DeviceBuffer buffer, RegisterHostMemory(device_, memory_));
+    ASSERT_OK_AND_ASSIGN(const DeviceBuffer buffer, RegisterHostMemory(memory_));
     EXPECT_EQ(buffer.bytes().data(), memory_.data());
     EXPECT_EQ(cuemu::HostBytesRegistered(), kMiB);
-    EXPECT_THAT(RegisterHostMemory(device_, memory_),
+    EXPECT_THAT(RegisterHostMemory(memory_),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("already")));
   }
-  EXPECT_OK(RegisterHostMemory(device_, memory_));
+  EXPECT_OK(RegisterHostMemory(memory_));
 }
 
 TEST_F(HostMemoryTest, WhatCannotBeLockedSaysWhatLimitsIt) {
   cuemu::SetDevice({.lockable_bytes = kMiB / 2});
-  EXPECT_THAT(RegisterHostMemory(device_, memory_),
+  EXPECT_THAT(RegisterHostMemory(memory_),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("1 MiB"), HasSubstr("limit on locked memory"),
                              HasSubstr("host.budget"))));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST_F(HostMemoryTest, DeviceWithOtherAddressesIsNotServed) {
-  device_.reads_host_addresses = false;
-  EXPECT_THAT(RegisterHostMemory(device_, memory_),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("Emulated H200")));
-}
-
 TEST_F(HostMemoryTest, NothingIsNotRegistered) {
-  EXPECT_THAT(RegisterHostMemory(device_, {}),
+  EXPECT_THAT(RegisterHostMemory({}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 bytes")));
 }
 
