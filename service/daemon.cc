@@ -6,7 +6,9 @@
 
 #include <array>
 #include <cerrno>
+#include <memory>
 #include <new>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -74,6 +76,19 @@ absl::StatusOr<std::unique_ptr<gpu::Backend>> ChooseBackend(const Config& config
   return std::make_unique<gpu::CpuBackend>(static_cast<int>(config.server.threads));
 }
 
+// Has the device read recalled pages where the host tier holds them; `notes` say where it can't.
+void ReadInPlace(gpu::Backend& backend, storage::HostTier& host, std::vector<std::string>& notes) {
+  if (backend.is_simulated()) return;  // It reads all memory in place.
+  absl::StatusOr<std::shared_ptr<gpu::HostWindow>> window = backend.OpenHostWindow(host.lockable());
+  if (!window.ok()) {
+    notes.push_back("recalled pages are copied for the device: " +
+                    std::string(window.status().message()));
+    return;
+  }
+  host.LockWith(
+      [window = *std::move(window)](std::span<std::byte> memory) { return window->Lock(memory); });
+}
+
 }  // namespace
 
 void CheckWithParts(LoadedConfig& loaded) {
@@ -124,6 +139,7 @@ absl::Status Daemon::Parts::Open(const Config& config, std::atomic<const char*>&
     return Of("host.budget", opened.status());
   }
   host = *std::move(opened);
+  ReadInPlace(*backend, *host, facts.notes);
   if (!config.rocksdb.disabled) {
     waits_for = "rocksdb.path";
     EBBTIDE_ASSIGN_OR_RETURN(rocksdb, OpenRocksdb(config.rocksdb, disk_readers));

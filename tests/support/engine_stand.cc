@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -192,6 +194,16 @@ EngineStand::EngineStand(const EngineSetup& setup)
   auto host = storage::HostTier::Create(host_budget_);
   EBBTIDE_CHECK(host.ok(), "the host tier opens");
   host_ = *std::move(host);
+  if (setup.wrap_backend) wrapped_backend_ = setup.wrap_backend(backend_);
+  if (wrapped_backend_ != nullptr) {  // As the daemon does.
+    absl::StatusOr<std::shared_ptr<gpu::HostWindow>> window =
+        wrapped_backend_->OpenHostWindow(host_->lockable());
+    if (window.ok()) {
+      host_->LockWith([window = *std::move(window)](std::span<std::byte> memory) {
+        return window->Lock(memory);
+      });
+    }
+  }
   if (setup.rocksdb_bytes > 0) {
     auto rocksdb = storage::RocksdbTier::Create({.folder = folder_.path() / "rocksdb",
                                                  .budget_bytes = setup.rocksdb_bytes,
@@ -200,7 +212,6 @@ EngineStand::EngineStand(const EngineSetup& setup)
     rocksdb_ = *std::move(rocksdb);
   }
   if (setup.wrap_host) wrapped_host_ = setup.wrap_host(*host_);
-  if (setup.wrap_backend) wrapped_backend_ = setup.wrap_backend(backend_);
   if (setup.wrap_rocksdb && rocksdb_ != nullptr) wrapped_rocksdb_ = setup.wrap_rocksdb(*rocksdb_);
   auto engine = service::Engine::Create(
       {.device_budget_bytes = setup.device_bytes,

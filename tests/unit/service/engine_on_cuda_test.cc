@@ -5,9 +5,15 @@
 // agree.
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -39,6 +45,57 @@ std::unique_ptr<gpu::Backend> MakeCuda(gpu::Backend& /*simulated*/) {
   EXPECT_OK(backend);
   return *std::move(backend);
 }
+
+// A CUDA backend that looks at what attends and decodings read in the host tier's window.
+class WindowWatch final : public gpu::Backend {
+ public:
+  explicit WindowWatch(std::unique_ptr<gpu::Backend> backend) : backend_(std::move(backend)) {}
+
+  std::string_view name() const override { return backend_->name(); }
+  bool is_simulated() const override { return backend_->is_simulated(); }
+  absl::StatusOr<gpu::DeviceBuffer> Allocate(size_t bytes) override {
+    return backend_->Allocate(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<gpu::Stream>> MakeStream() override {
+    return backend_->MakeStream();
+  }
+  absl::StatusOr<std::unique_ptr<gpu::HostWindow>> OpenHostWindow(
+      std::span<const std::byte> addresses) override {
+    auto window = backend_->OpenHostWindow(addresses);
+    if (window.ok()) window_ = addresses;
+    return window;
+  }
+  absl::Status Run(gpu::Stream& stream, const gpu::Batch& batch) override {
+    if (const auto* lanes = std::get_if<std::span<const gpu::AttendArgs>>(&batch)) {
+      for (const gpu::AttendArgs& args : *lanes) {
+        const size_t row = static_cast<size_t>(args.head_dim) * gpu::DtypeBytes(args.dtype);
+        for (const gpu::Extent& extent : args.extents) {
+          Look(extent.key, static_cast<size_t>(extent.slots) * row);
+          Look(extent.value, static_cast<size_t>(extent.slots) * row);
+        }
+      }
+    }
+    if (const auto* pages = std::get_if<std::span<const gpu::DecodeArgs>>(&batch)) {
+      for (const gpu::DecodeArgs& args : *pages) Look(args.coarse.data(), args.coarse.size());
+    }
+    return backend_->Run(stream, batch);
+  }
+
+  size_t read_in_place() const { return read_in_place_; }
+  size_t unlocked() const { return unlocked_; }
+
+ private:
+  void Look(const std::byte* array, size_t bytes) {
+    if (array < window_.data() || array >= window_.data() + window_.size()) return;
+    ++read_in_place_;
+    unlocked_ += cuemu::IsRegistered(array, bytes) ? 0 : 1;
+  }
+
+  const std::unique_ptr<gpu::Backend> backend_;
+  std::span<const std::byte> window_;
+  std::atomic<size_t> read_in_place_ = 0;  // Arrays of calls' own threads.
+  std::atomic<size_t> unlocked_ = 0;
+};
 
 class EngineOnCudaFaultTest : public testing::Test {
  protected:
@@ -87,6 +144,48 @@ TEST_P(EngineOnCudaTest, AnswersAsOnTheSimulatedDevice) {
         << step;
   }
   EXPECT_GT(answers.back().absent_pages, 0U);
+}
+
+TEST_F(EngineOnCudaFaultTest, RecalledPagesAreReadWhereTheHostTierHoldsThem) {
+  WindowWatch* watch = nullptr;
+  EngineStand cuda({.wrap_backend = [&](gpu::Backend& simulated) {
+    auto watched = std::make_unique<WindowWatch>(MakeCuda(simulated));
+    watch = watched.get();
+    return watched;
+  }});
+
+  const std::vector<StepAnswer> answers = Play(cuda, {.policy = "streaming", .recall = "exact"});
+
+  EXPECT_GT(answers.back().absent_pages, 0U);
+  EXPECT_GT(watch->read_in_place(), 0U);
+  EXPECT_EQ(watch->unlocked(), 0U);
+}
+
+// Then they are copied, and answers are none the worse.
+TEST_F(EngineOnCudaFaultTest, RecalledPagesNeedNotBeLocked) {
+  EngineStand simulated;
+  const std::vector<StepAnswer> expected = Play(simulated, {"streaming", "exact"});
+  for (const bool reads_host_addresses : {false, true}) {
+    cuemu::SetDevice({.reads_host_addresses = reads_host_addresses,
+                      .hides_memory = true,
+                      .registers_memory = false});
+    WindowWatch* watch = nullptr;
+    EngineStand cuda({.wrap_backend = [&](gpu::Backend& backend) {
+      auto watched = std::make_unique<WindowWatch>(MakeCuda(backend));
+      watch = watched.get();
+      return watched;
+    }});
+
+    const std::vector<StepAnswer> answers = Play(cuda, {"streaming", "exact"});
+
+    EXPECT_EQ(watch->read_in_place(), 0U);
+    for (size_t step = 0; step < answers.size(); ++step) {
+      ASSERT_OK(answers[step].status) << step;
+      EXPECT_THAT(Numbers(answers[step].output),
+                  Pointwise(FloatNear(1e-4F), Numbers(expected[step].output)))
+          << step;
+    }
+  }
 }
 
 // Where the machine has no memory to pin, the device is neither full nor lost.
