@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 
 #include "base/bytes.h"
 #include "base/status_macros.h"
@@ -149,6 +150,11 @@ void CarriedArrays::In(std::span<const Extent>& extents, ExtentPart part, size_t
     }
   }
   extents = placed;
+}
+
+size_t CarriedArrays::device_bytes() const {
+  return std::accumulate(chunks_.begin(), chunks_.end(), size_t{0},
+                         [](size_t sum, const Chunk& chunk) { return sum + chunk.bytes; });
 }
 
 absl::Status CarriedArrays::CarryOver() {

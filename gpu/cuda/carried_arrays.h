@@ -77,6 +77,8 @@ class CarriedArrays {
 
   // Carried since Deliver, in either direction.
   size_t bytes() const { return bytes_; }
+  // Of the device, that results are kept in.
+  size_t device_bytes() const;
 
  private:
   enum class Use { kWritten, kReadAndWritten };

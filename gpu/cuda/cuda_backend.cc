@@ -35,6 +35,8 @@ struct CarryingStream {
     return absl::OkStatus();
   }
 
+  size_t device_bytes() const { return launches->device_bytes() + arrays.device_bytes(); }
+
   std::unique_ptr<CudaStream> launches;
   CarriedArrays arrays;
 };
@@ -43,20 +45,29 @@ struct CarryingStream {
 // that make a stream for each of their calls are given those of others. Thread-safe.
 class IdleStreams {
  public:
+  explicit IdleStreams(size_t device_bytes_max) : device_bytes_max_(device_bytes_max) {}
+
   std::unique_ptr<CarryingStream> Take() {
     const absl::MutexLock lock(&mu_);
     if (streams_.empty()) return nullptr;
     std::unique_ptr<CarryingStream> taken = std::move(streams_.back());
     streams_.pop_back();
+    device_bytes_ -= taken->device_bytes();
     return taken;
   }
   void Give(std::unique_ptr<CarryingStream> stream) {
+    const size_t bytes = stream->device_bytes();
     const absl::MutexLock lock(&mu_);
+    if (device_bytes_ + bytes > device_bytes_max_) return;  // Down it goes, after the lock.
     streams_.push_back(std::move(stream));
+    device_bytes_ += bytes;
   }
 
  private:
+  const size_t device_bytes_max_;
+
   absl::Mutex mu_;
+  size_t device_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::unique_ptr<CarryingStream>> streams_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -211,7 +222,7 @@ CudaBackend::CudaBackend(CudaDevice device, const CudaBackendOptions& options)
     : device_(std::move(device)),
       name_(absl::StrCat("cuda (", device_.name, ", sm_", device_.capability, ")")),
       options_(options),
-      idle_streams_(std::make_shared<IdleStreams>()) {}
+      idle_streams_(std::make_shared<IdleStreams>(options.idle_bytes_max)) {}
 
 DeviceBuffer CudaBackend::InReach(DeviceBuffer buffer) {
   const std::span<std::byte> bytes = buffer.bytes();

@@ -21,6 +21,9 @@ class IdleStreams;
 struct CudaBackendOptions {
   // What a stream carries of the caller's arrays before it waits for itself, within a lane.
   size_t carried_bytes_max = size_t{64} << 20;
+  // Device memory that streams hold while nobody uses them, beside what was allocated. One that
+  // would pass it is taken down with its memory.
+  size_t idle_bytes_max = size_t{256} << 20;
 };
 
 class CudaBackend final : public Backend {

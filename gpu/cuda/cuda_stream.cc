@@ -3,6 +3,7 @@
 #include "gpu/cuda/cuda_stream.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/bytes.h"
@@ -43,6 +44,11 @@ absl::Status CudaStream::Wait() {
   if (staging_.size() > 1) staging_.erase(staging_.begin(), staging_.end() - 1);
   if (!staging_.empty()) staging_.back().used = staging_.back().carried = 0;
   return absl::OkStatus();
+}
+
+size_t CudaStream::device_bytes() const {
+  return std::accumulate(staging_.begin(), staging_.end(), scratch_bytes_,
+                         [](size_t sum, const Staging& staging) { return sum + staging.bytes; });
 }
 
 absl::StatusOr<CudaStream::Twin> CudaStream::TakeTwin(size_t bytes) {

@@ -70,6 +70,8 @@ class CudaStream final : public Stream {
   absl::Status CarryUploads();
   void ReuseScratch() { scratch_used_ = 0; }
   size_t scratch_bytes_max() const { return scratch_bytes_max_; }
+  // Of the device, that the stream holds: lists and scratch.
+  size_t device_bytes() const;
   cudaStream_t handle() const { return handle_; }
 
  private:

@@ -208,6 +208,26 @@ TEST_F(CudaBackendTest, BatchThatCarriesMuchWaitsForItselfAndIsWhole) {
   }
 }
 
+TEST_F(CudaBackendTest, StreamsThatNobodyUsesKeepSoMuchAndNoMore) {
+  Merge first(10);
+  ASSERT_OK(Run(first));
+  const size_t one = cuemu::DeviceBytesTaken();
+  stream_.reset();
+  ASSERT_GT(one, 0U);
+  MakeOn({}, {.idle_bytes_max = 2 * one});
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<Merge> merges(4, Merge(10));
+  for (Merge& merge : merges) {
+    ASSERT_OK_AND_ASSIGN(streams.emplace_back(), backend_->MakeStream());
+    ASSERT_OK(backend_->Run(*streams.back(), std::vector<MergeArgs>{merge.Args()}));
+  }
+  ASSERT_EQ(cuemu::DeviceBytesTaken(), 4 * one);
+
+  streams.clear();
+
+  EXPECT_EQ(cuemu::DeviceBytesTaken(), 2 * one);
+}
+
 TEST_F(CudaBackendTest, StreamsMemoryServesTheNextStream) {
   Merge merge(10);
   ASSERT_OK(Run(merge));
