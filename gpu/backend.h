@@ -42,18 +42,19 @@ class Stream {
   virtual absl::Status Wait() = 0;
 };
 
-// Addresses of this machine's memory that kernels read where it lies, over the bus, as long as this
-// lives: nothing there is brought, so whoever names an array in it has it locked. Thread-safe.
-class HostWindow {
+// Addresses of this machine's memory that kernels read where they lie, over the bus, as long as
+// this lives: nothing there is brought, so whoever names an array in it has it registered.
+// Thread-safe.
+class HostReach {
  public:
-  virtual ~HostWindow() = default;
+  virtual ~HostReach() = default;
 
-  // Locks `memory`, which lies within the window and holds memory, until what is returned goes; it
-  // must not be freed before. May wait for what the device is at.
-  //   kInvalidArgument    nothing, or what is locked already
+  // Locks the pages of `memory`, which lies within the addresses and holds memory, until what is
+  // returned goes; it must not be freed before. May wait for what the device is at.
+  //   kInvalidArgument    nothing, or some is registered already
   //   kResourceExhausted  HostMemoryFull: the machine does not lock it, and why
   //   kUnavailable        the device failed
-  virtual absl::StatusOr<std::shared_ptr<void>> Lock(std::span<std::byte> memory) = 0;
+  virtual absl::StatusOr<std::shared_ptr<void>> Register(std::span<std::byte> memory) = 0;
 };
 
 // FastCAOTE, whose args are those of damage (damage.h).
@@ -70,7 +71,7 @@ struct ZeroArgs {
 //   backend.Run(*stream, attends)
 //
 // Arrays that args name, extents and slots among them, may lie anywhere: in memory from Allocate,
-// which the device works on where it lies, in a HostWindow, which it reads there, or elsewhere in
+// which the device works on where it lies, in a HostReach, which it reads there, or elsewhere in
 // the caller's, which it is brought from and back to. Whoever has much of the former and little of
 // the latter moves few bytes.
 using Batch = std::variant<
@@ -101,7 +102,7 @@ class Backend {
 
   // Of host memory that kernels only read. What decorates a backend need not pass it on.
   //   kUnimplemented  the device reads none in place, or all
-  virtual absl::StatusOr<std::unique_ptr<HostWindow>> OpenHostWindow(
+  virtual absl::StatusOr<std::unique_ptr<HostReach>> ReachHost(
       std::span<const std::byte> /*addresses*/) {
     return absl::UnimplementedError("this device reads host memory in no way of its own");
   }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device as one caller uses it, step by step: what it runs is done when Run returns.
+// A device as one caller uses it, step by step: whatever Run began is done when it ends, with an
+// error or an exception too, for it may read what the caller gives away next.
 
 #pragma once
 
 #include <memory>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -26,8 +28,11 @@ class Device {
 
   //   kResourceExhausted, kInternal, kUnavailable  as Backend::Run and Stream::Wait
   absl::Status Run(const Batch& batch) const {
-    EBBTIDE_RETURN_IF_ERROR(backend_->Run(*stream_, batch));
-    return stream_->Wait();
+    absl::Cleanup wait = [this] { (void)stream_->Wait(); };
+    absl::Status run = backend_->Run(*stream_, batch);
+    std::move(wait).Cancel();
+    absl::Status waited = stream_->Wait();
+    return run.ok() ? waited : run;
   }
 
  private:

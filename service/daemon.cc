@@ -79,14 +79,14 @@ absl::StatusOr<std::unique_ptr<gpu::Backend>> ChooseBackend(const Config& config
 // Has the device read recalled pages where the host tier holds them; `notes` say where it can't.
 void ReadInPlace(gpu::Backend& backend, storage::HostTier& host, std::vector<std::string>& notes) {
   if (backend.is_simulated()) return;  // It reads all memory in place.
-  absl::StatusOr<std::shared_ptr<gpu::HostWindow>> window = backend.OpenHostWindow(host.lockable());
-  if (!window.ok()) {
+  absl::StatusOr<std::shared_ptr<gpu::HostReach>> reach = backend.ReachHost(host.reachable());
+  if (!reach.ok()) {
     notes.push_back("recalled pages are copied for the device: " +
-                    std::string(window.status().message()));
+                    std::string(reach.status().message()));
     return;
   }
-  host.LockWith(
-      [window = *std::move(window)](std::span<std::byte> memory) { return window->Lock(memory); });
+  host.RegisterWith(
+      [reach = *std::move(reach)](std::span<std::byte> memory) { return reach->Register(memory); });
 }
 
 }  // namespace

@@ -13,6 +13,9 @@
 
 namespace ebbtide::gpu {
 
+// What AttendCuda reads keys and values once for.
+inline constexpr size_t kAttendRowsAtOnce = 8;
+
 inline void Bring(AppendArgs& args, CarriedArrays& arrays) {
   CheckAppend(args);
   const size_t row_bytes = RowBytes(args.dtype, args.head_dim);
@@ -30,7 +33,8 @@ inline void Bring(AppendArgs& args, CarriedArrays& arrays) {
 
 inline void Bring(AttendArgs& args, CarriedArrays& arrays) {
   CheckAttend(args);
-  arrays.In(args.extents, ExtentPart::kKeysAndValues, RowBytes(args.dtype, args.head_dim));
+  arrays.In(args.extents, ExtentPart::kKeysAndValues, RowBytes(args.dtype, args.head_dim),
+            args.lse.size() <= kAttendRowsAtOnce ? Reads::kOnce : Reads::kOften);
   arrays.In(args.query);
   arrays.In(args.query_index);
   arrays.Out(args.output);

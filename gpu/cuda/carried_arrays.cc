@@ -21,8 +21,8 @@ constexpr size_t kChunkBytes = size_t{1} << 20;
 
 }  // namespace
 
-const std::byte* CarriedArrays::In(const std::byte* array, size_t bytes) {
-  if (IsInReach(array, bytes)) return array;
+const std::byte* CarriedArrays::In(const std::byte* array, size_t bytes, Reads reads) {
+  if (IsInReach(array, bytes, reads)) return array;
   if (const auto* const result = FindResult(array, bytes)) {
     return DeviceAt(result->second) + (array - result->first);
   }
@@ -127,12 +127,13 @@ void CarriedArrays::Out(std::span<std::byte* const>& list, size_t row_bytes) {
   list = rows;
 }
 
-void CarriedArrays::In(std::span<const Extent>& extents, ExtentPart part, size_t row_bytes) {
+void CarriedArrays::In(std::span<const Extent>& extents, ExtentPart part, size_t row_bytes,
+                       Reads reads) {
   std::vector<Extent>& placed = extents_.emplace_back(extents.begin(), extents.end());
   for (Extent& extent : placed) {
     const size_t bytes = static_cast<size_t>(extent.slots) * row_bytes;
-    extent.key = part == ExtentPart::kValues ? nullptr : In(extent.key, bytes);
-    extent.value = part == ExtentPart::kKeys ? nullptr : In(extent.value, bytes);
+    extent.key = part == ExtentPart::kValues ? nullptr : In(extent.key, bytes, reads);
+    extent.value = part == ExtentPart::kKeys ? nullptr : In(extent.value, bytes, reads);
   }
   // Indices are no results, and those of neighbours usually lie side by side: one piece.
   for (size_t first = 0, end = 0; first < placed.size(); first = end) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The caller's arrays where a device can work on them: inputs are carried over before a launch,
-// results back after it, and into the caller's memory once the stream was waited for. What lies in
-// device memory already is left where it is. Knows no operation (gpu/cuda/bring.h does).
+// results back after it, and into the caller's memory once the stream was waited for. What the
+// device reaches already is left where it is. Knows no operation (gpu/cuda/bring.h does).
 // Tested by tests/unit/gpu/backend_test.cc and cuda_backend_test.cc.
 
 #pragma once
@@ -27,6 +27,10 @@ namespace ebbtide::gpu {
 
 // What of extents an operation reads, beside their indices.
 enum class ExtentPart : uint8_t { kKeys, kValues, kKeysAndValues };
+
+// How often a launch reads what it was given. Host memory that is read more than once is carried
+// over: it would cross the bus each time.
+enum class Reads : uint8_t { kOnce, kOften };
 
 // For each launch: arrays are brought, CarryOver, the launch, CarryBack; where one of these fails,
 // Abandon. After the stream's Wait: Deliver. A failure to make room is what CarryOver answers.
@@ -67,7 +71,8 @@ class CarriedArrays {
   // looked at, and null afterwards.
   void In(std::span<const std::byte* const>& list, size_t row_bytes);
   void Out(std::span<std::byte* const>& list, size_t row_bytes);
-  void In(std::span<const Extent>& extents, ExtentPart part, size_t row_bytes);
+  void In(std::span<const Extent>& extents, ExtentPart part, size_t row_bytes,
+          Reads reads = Reads::kOften);
 
   absl::Status CarryOver();
   absl::Status CarryBack();
@@ -102,10 +107,13 @@ class CarriedArrays {
         Out(reinterpret_cast<std::byte*>(array.data()), array.size_bytes(), use);
     return {reinterpret_cast<T*>(there), array.size()};
   }
-  bool IsInReach(const std::byte* array, size_t bytes) const {
-    return bytes == 0 || DeviceRanges::Hold(*ranges_, array, bytes);
+  bool IsInReach(const std::byte* array, size_t bytes, Reads reads = Reads::kOnce) const {
+    if (bytes == 0) return true;
+    const DeviceRanges::Where where = DeviceRanges::Find(*ranges_, array, bytes);
+    return where == DeviceRanges::Where::kDevice ||
+           (where == DeviceRanges::Where::kHost && reads == Reads::kOnce);
   }
-  const std::byte* In(const std::byte* array, size_t bytes);
+  const std::byte* In(const std::byte* array, size_t bytes, Reads reads = Reads::kOnce);
   std::byte* Out(std::byte* array, size_t bytes, Use use);
   // The result that holds all of `array`; none where nothing of it is one.
   const std::pair<std::byte* const, Run>* FindResult(const std::byte* array, size_t bytes) const;

@@ -91,16 +91,16 @@ class LentStream final : public Stream {
   std::shared_ptr<IdleStreams> idle_;
 };
 
-class RegisteredWindow final : public HostWindow {
+class RegisteredReach final : public HostReach {
  public:
-  RegisteredWindow(std::shared_ptr<DeviceRanges> ranges, std::span<const std::byte> addresses)
+  RegisteredReach(std::shared_ptr<DeviceRanges> ranges, std::span<const std::byte> addresses)
       : ranges_(std::move(ranges)), addresses_(addresses) {
-    ranges_->Add(addresses_);
+    ranges_->Add(addresses_, DeviceRanges::Where::kHost);
   }
-  ~RegisteredWindow() override { ranges_->Remove(addresses_); }
+  ~RegisteredReach() override { ranges_->Remove(addresses_); }
 
-  absl::StatusOr<std::shared_ptr<void>> Lock(std::span<std::byte> memory) override {
-    EBBTIDE_CHECK(Holds(memory), "what is locked lies within the window");
+  absl::StatusOr<std::shared_ptr<void>> Register(std::span<std::byte> memory) override {
+    EBBTIDE_CHECK(Holds(memory), "what is registered lies within these addresses");
     EBBTIDE_ASSIGN_OR_RETURN(DeviceBuffer locked, RegisterHostMemory(memory));
     return std::make_shared<DeviceBuffer>(std::move(locked));
   }
@@ -226,7 +226,7 @@ CudaBackend::CudaBackend(CudaDevice device, const CudaBackendOptions& options)
 
 DeviceBuffer CudaBackend::InReach(DeviceBuffer buffer) {
   const std::span<std::byte> bytes = buffer.bytes();
-  ranges_->Add(bytes);
+  ranges_->Add(bytes, DeviceRanges::Where::kDevice);
   auto kept = std::make_shared<DeviceBuffer>(std::move(buffer));
   return DeviceBuffer(bytes, [ranges = ranges_, kept](std::span<std::byte> gone) mutable {
     ranges->Remove(gone);
@@ -249,13 +249,13 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaBackend::MakeStream() {
   return std::make_unique<LentStream>(std::move(stream), idle_streams_);
 }
 
-absl::StatusOr<std::unique_ptr<HostWindow>> CudaBackend::OpenHostWindow(
+absl::StatusOr<std::unique_ptr<HostReach>> CudaBackend::ReachHost(
     std::span<const std::byte> addresses) {
   if (!device_.reads_host_addresses) {
     return absl::UnimplementedError(
         absl::StrCat(device_.name, " has other addresses for host memory than this process"));
   }
-  return std::make_unique<RegisteredWindow>(ranges_, addresses);
+  return std::make_unique<RegisteredReach>(ranges_, addresses);
 }
 
 absl::Status CudaBackend::Run(Stream& stream, const Batch& batch) {

@@ -35,7 +35,7 @@ class CudaBackend final : public Backend {
   bool is_simulated() const override { return false; }
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> MakeStream() override;
-  absl::StatusOr<std::unique_ptr<HostWindow>> OpenHostWindow(
+  absl::StatusOr<std::unique_ptr<HostReach>> ReachHost(
       std::span<const std::byte> addresses) override;
   absl::Status Run(Stream& stream, const Batch& batch) override;
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/cuda_status.h"
 #include "gpu/host_memory_full.h"
@@ -43,6 +44,14 @@ absl::Status Refused(const std::string& what, cudaError_t error) {
   }
 }
 
+void Unregister(std::span<std::byte> memory) {
+  const absl::Status status =
+      CudaStatus("host memory is not unregistered", cudaHostUnregister(memory.data()));
+  if (status.ok()) return;
+  Log(LogLevel::kError, "host memory stays locked for the device until the daemon ends",
+      {{"bytes", memory.size()}, {"why", std::string(status.message())}});
+}
+
 }  // namespace
 
 absl::StatusOr<DeviceBuffer> RegisterHostMemory(std::span<std::byte> memory) {
@@ -51,8 +60,7 @@ absl::StatusOr<DeviceBuffer> RegisterHostMemory(std::span<std::byte> memory) {
   const cudaError_t error = cudaHostRegister(memory.data(), memory.size(),
                                              cudaHostRegisterMapped | cudaHostRegisterPortable);
   if (error != cudaSuccess) return Refused(what, error);
-  return DeviceBuffer(memory,
-                      [](std::span<std::byte> kept) { (void)cudaHostUnregister(kept.data()); });
+  return DeviceBuffer(memory, [](std::span<std::byte> kept) { Unregister(kept); });
 }
 
 }  // namespace ebbtide::gpu

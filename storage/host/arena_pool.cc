@@ -27,6 +27,10 @@ constexpr uint64_t kAddressesPerByte = 4;
 constexpr uint64_t kWarmBytesMax = uint64_t{256} << 20;
 constexpr uint64_t kWarmShare = 16;  // Of the budget, where that is less.
 
+constexpr size_t kTrimmedAtOnce = 8;
+// Where registering is refused it usually stays so, and each try writes a record twice.
+constexpr uint32_t kUnregisteredAfterRefusal = 64;
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ArenaPool>> ArenaPool::Create(ByteBudget& budget) {
@@ -44,19 +48,20 @@ ArenaPool::ArenaPool(ByteBudget& budget, std::unique_ptr<ShmArena> arena)
     : budget_(budget),
       arena_(std::move(arena)),
       warm_bytes_limit_(std::min(kWarmBytesMax, budget.limit_bytes() / kWarmShare)),
-      lockable_bytes_(arena_->size() / 2) {
+      reachable_bytes_(arena_->size() / 2) {
   cold_.Free({.offset = 0, .bytes = arena_->size()});
 }
 
-std::span<const std::byte> ArenaPool::lockable() const {
-  return arena_->bytes({.offset = 0, .bytes = lockable_bytes_});
+std::span<const std::byte> ArenaPool::reachable() const {
+  return arena_->bytes({.offset = 0, .bytes = reachable_bytes_});
 }
 
-void ArenaPool::LockWith(LockMemory lock) {
-  absl::MutexLock guard(&mu_);
-  EBBTIDE_CHECK(!lock_ && cold_.free_bytes() == arena_->size(), "locked once, and from the first");
-  lock_ = std::move(lock);
-  lockable_.Free(*cold_.Allocate(lockable_bytes_));
+void ArenaPool::RegisterWith(RegisterMemory registers) {
+  absl::MutexLock lock(&mu_);
+  EBBTIDE_CHECK(!register_ && cold_.free_bytes() == arena_->size(),
+                "what registers is told once, and before anything is stored");
+  register_ = std::move(registers);
+  cold_reachable_.Free(*cold_.Allocate(reachable_bytes_));
 }
 
 absl::StatusOr<Extent> ArenaPool::Store(std::span<const std::byte> bytes, uint64_t overhead_bytes) {
@@ -91,20 +96,20 @@ absl::StatusOr<Extent> ArenaPool::Commit(const Extent& extent, std::span<const s
   {
     absl::Cleanup decommit = [&] { Decommit(extent); };
     EBBTIDE_RETURN_IF_ERROR(arena_->Fill(extent, bytes));
-    if (!IsLockable(extent) || Lock(extent).ok()) {
+    if (!IsReachable(extent) || Register(extent).ok()) {
       std::move(decommit).Cancel();
       return extent;
     }
   }
-  std::optional<Extent> other;
-  {
-    absl::MutexLock lock(&mu_);
-    other = cold_.Allocate(extent.bytes);
+  std::optional<Extent> other = TakeUnregistered(extent.bytes);
+  if (!other) {
+    Trim(0);
+    other = TakeUnregistered(extent.bytes);
   }
   if (!other) {
     return absl::ResourceExhaustedError(
         absl::StrCat("host tier: no free range of ", extent.bytes,
-                     " B in the arena that a device need not reach; demote or evict first"));
+                     " B in the arena beside those that a device reaches; demote or evict first"));
   }
   absl::Cleanup decommit = [&] { Decommit(*other); };
   EBBTIDE_RETURN_IF_ERROR(arena_->Fill(*other, bytes));
@@ -112,30 +117,36 @@ absl::StatusOr<Extent> ArenaPool::Commit(const Extent& extent, std::span<const s
   return *other;
 }
 
-absl::Status ArenaPool::Lock(const Extent& extent) {
-  absl::StatusOr<std::shared_ptr<void>> held = lock_(arena_->bytes(extent));
+absl::Status ArenaPool::Register(const Extent& extent) {
+  absl::StatusOr<std::shared_ptr<void>> held = register_(arena_->bytes(extent));
   {
     absl::MutexLock lock(&mu_);
     if (held.ok()) {
-      locks_[extent.offset] = *std::move(held);
+      registered_[extent.offset] = *std::move(held);
       return absl::OkStatus();
     }
-    if (std::exchange(has_told_unlocked_, true)) return held.status();
+    unregistered_next_ = kUnregisteredAfterRefusal;
+    if (std::exchange(has_told_refusal_, true)) return held.status();
   }
   Log(LogLevel::kWarn,
-      "host tier: memory can't be locked for the device; what lies in it is copied when it is read "
-      "(said once)",
+      "host tier: memory can't be registered with the device; what lies in it is copied when it is "
+      "read (said once)",
       {{"bytes", extent.bytes}, {"why", std::string(held.status().message())}});
   return held.status();
 }
 
+std::optional<Extent> ArenaPool::TakeUnregistered(uint64_t bytes) noexcept {
+  absl::MutexLock lock(&mu_);
+  return cold_.Allocate(bytes);
+}
+
 void ArenaPool::Decommit(const Extent& extent) noexcept {
-  std::shared_ptr<void> held;  // Unlocked outside the lock, before its memory goes.
+  std::shared_ptr<void> held;  // Goes outside the lock, and before the memory does.
   {
     absl::MutexLock lock(&mu_);
-    if (const auto found = locks_.find(extent.offset); found != locks_.end()) {
+    if (const auto found = registered_.find(extent.offset); found != registered_.end()) {
       held = std::move(found->second);
-      locks_.erase(found);
+      registered_.erase(found);
     }
   }
   held.reset();
@@ -145,13 +156,15 @@ void ArenaPool::Decommit(const Extent& extent) noexcept {
 }
 
 void ArenaPool::Free(const Extent& extent, uint64_t overhead_bytes) noexcept {
+  bool others_trim = false;
   {
     absl::MutexLock lock(&mu_);
     warm_.Put(extent);
+    others_trim = is_trimming_;  // They look again before they are done.
   }
   // Released only now: whoever charges these bytes next finds them warm and has them trimmed.
   budget_.Release(extent.bytes + overhead_bytes);
-  Trim(warm_bytes_limit_);
+  if (!others_trim) Trim(warm_bytes_limit_);
 }
 
 std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) noexcept {
@@ -160,9 +173,12 @@ std::optional<ArenaPool::Taken> ArenaPool::Take(uint64_t bytes) noexcept {
     taken_warm_bytes_ += bytes;
     return Taken{.extent = *extent, .is_warm = true};
   }
-  if (const auto extent = lockable_.Allocate(bytes))
-    return Taken{.extent = *extent, .is_warm = false};
-  if (const auto extent = cold_.Allocate(bytes)) return Taken{.extent = *extent, .is_warm = false};
+  const bool avoids_reachable = unregistered_next_ > 0;
+  if (avoids_reachable) --unregistered_next_;
+  for (ExtentMap* const map : {avoids_reachable ? &cold_ : &cold_reachable_,
+                               avoids_reachable ? &cold_reachable_ : &cold_}) {
+    if (const auto extent = map->Allocate(bytes)) return Taken{.extent = *extent, .is_warm = false};
+  }
   return std::nullopt;
 }
 
@@ -179,19 +195,22 @@ bool ArenaPool::Charge(const Taken& taken, uint64_t bytes) noexcept {
 }
 
 void ArenaPool::Trim(uint64_t warm_bytes_max) noexcept {
-  std::vector<Extent> excess;
-  {
+  for (;;) {
+    std::vector<Extent> excess;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(
+          +[](bool* is_trimming) { return !*is_trimming; }, &is_trimming_));
+      const uint64_t kept_bytes = std::min(warm_bytes_max, WarmBytesAllowed());
+      while (warm_.bytes() > kept_bytes && excess.size() < kTrimmedAtOnce)
+        excess.push_back(*warm_.TakeLongest());
+      is_trimming_ = !excess.empty();
+    }
+    if (excess.empty()) return;
+    for (const Extent& extent : excess) Decommit(extent);
     absl::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(
-        +[](bool* is_trimming) { return !*is_trimming; }, &is_trimming_));
-    const uint64_t kept_bytes = std::min(warm_bytes_max, WarmBytesAllowed());
-    while (warm_.bytes() > kept_bytes) excess.push_back(*warm_.TakeLongest());
-    is_trimming_ = !excess.empty();
+    is_trimming_ = false;
   }
-  if (excess.empty()) return;
-  for (const Extent& extent : excess) Decommit(extent);
-  absl::MutexLock lock(&mu_);
-  is_trimming_ = false;
 }
 
 uint64_t ArenaPool::WarmBytesAllowed() const {

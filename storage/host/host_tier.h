@@ -35,10 +35,12 @@ class HostTier final : public Tier {
   //   kResourceExhausted  no address space
   static absl::StatusOr<std::unique_ptr<HostTier>> Create(ByteBudget& budget);
 
-  // For a device that reads in place: locks what takes memory within `lockable` from now on. Once,
-  // before anything is written.
-  std::span<const std::byte> lockable() const { return pool_->lockable(); }
-  void LockWith(ArenaPool::LockMemory lock) { pool_->LockWith(std::move(lock)); }
+  // For a device that reads in place: has what takes memory within `reachable` registered with it
+  // from now on. Once, before anything is written.
+  std::span<const std::byte> reachable() const { return pool_->reachable(); }
+  void RegisterWith(ArenaPool::RegisterMemory registers) {
+    pool_->RegisterWith(std::move(registers));
+  }
 
   std::string_view name() const override { return "host"; }
   absl::Status Write(std::span<const BlockWrite> blocks) override;

@@ -310,8 +310,13 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
   State& state = TheState();
   {
     const std::lock_guard lock(state.mutex);
-    if (state.registered.contains(memory)) {
-      return cuemu::Answer(cudaErrorHostMemoryAlreadyRegistered);
+    // Any part of it.
+    auto* const first = static_cast<std::byte*>(memory);
+    const auto behind = state.registered.lower_bound(first + bytes);
+    if (behind != state.registered.begin()) {
+      const auto& [other, other_bytes] = *std::prev(behind);
+      if (static_cast<std::byte*>(other) + other_bytes > first)
+        return cuemu::Answer(cudaErrorHostMemoryAlreadyRegistered);
     }
   }
   if (!state.traits.registers_memory || !cuemu::TakeLockedBytes(bytes))

@@ -196,11 +196,11 @@ EngineStand::EngineStand(const EngineSetup& setup)
   host_ = *std::move(host);
   if (setup.wrap_backend) wrapped_backend_ = setup.wrap_backend(backend_);
   if (wrapped_backend_ != nullptr) {  // As the daemon does.
-    absl::StatusOr<std::shared_ptr<gpu::HostWindow>> window =
-        wrapped_backend_->OpenHostWindow(host_->lockable());
-    if (window.ok()) {
-      host_->LockWith([window = *std::move(window)](std::span<std::byte> memory) {
-        return window->Lock(memory);
+    absl::StatusOr<std::shared_ptr<gpu::HostReach>> reach =
+        wrapped_backend_->ReachHost(host_->reachable());
+    if (reach.ok()) {
+      host_->RegisterWith([reach = *std::move(reach)](std::span<std::byte> memory) {
+        return reach->Register(memory);
       });
     }
   }

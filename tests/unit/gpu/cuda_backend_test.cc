@@ -80,7 +80,7 @@ class CudaBackendTest : public testing::Test {
 
 // --- host memory that is read in place
 
-class HostWindowTest : public CudaBackendTest {
+class HostReachTest : public CudaBackendTest {
  protected:
   // One slot of 8 channels, whose key and value are ones.
   AttendArgs Ask(std::span<const std::byte> rows) {
@@ -114,9 +114,9 @@ class HostWindowTest : public CudaBackendTest {
   }
 };
 
-TEST_F(HostWindowTest, WhatIsLockedIsReadWhereItLies) {
-  ASSERT_OK_AND_ASSIGN(const auto window, backend_->OpenHostWindow(memory_));
-  ASSERT_OK_AND_ASSIGN(auto locked, window->Lock(memory_.first(64)));
+TEST_F(HostReachTest, WhatIsRegisteredIsReadWhereItLies) {
+  ASSERT_OK_AND_ASSIGN(const auto reach, backend_->ReachHost(memory_));
+  ASSERT_OK_AND_ASSIGN(auto registered, reach->Register(memory_.first(64)));
   EXPECT_TRUE(cuemu::IsRegistered(memory_.data() + 16, 48));
   EXPECT_FALSE(cuemu::IsRegistered(memory_.data() + 16, 49));
 
@@ -126,14 +126,33 @@ TEST_F(HostWindowTest, WhatIsLockedIsReadWhereItLies) {
   ASSERT_OK(stream_->Wait());
 
   EXPECT_THAT(output_, Each(2.0F));
-  EXPECT_THAT(window->Lock(memory_.first(64)), StatusIs(absl::StatusCode::kInvalidArgument));
-  locked.reset();
+  EXPECT_THAT(reach->Register(memory_.first(64)), StatusIs(absl::StatusCode::kInvalidArgument));
+  registered.reset();
   EXPECT_EQ(cuemu::HostBytesRegistered(), 0U);
 }
 
-TEST_F(HostWindowTest, WhatLiesOutsideIsBrought) {
-  { ASSERT_OK_AND_ASSIGN(const auto closed, backend_->OpenHostWindow(memory_)); }
-  ASSERT_OK_AND_ASSIGN(const auto window, backend_->OpenHostWindow(memory_.last(64)));
+// Nine rows are two tiles, which would cross the bus one after the other.
+TEST_F(HostReachTest, WhatIsReadMoreThanOnceIsBrought) {
+  ASSERT_OK_AND_ASSIGN(const auto reach, backend_->ReachHost(memory_));
+  ASSERT_OK_AND_ASSIGN(const auto registered, reach->Register(memory_.first(64)));
+  AttendArgs args = Ask(memory_);
+  const std::vector<float> query(9 * 8, 0.5F);
+  std::vector<float> output(9 * 8);
+  std::vector<float> lse(9);
+  args.group = 9;
+  args.query = query;
+  args.output = output;
+  args.lse = lse;
+  ASSERT_OK(backend_->Run(*stream_, std::vector<AttendArgs>{args}));
+  halves_.fill(kTwo);
+  ASSERT_OK(stream_->Wait());
+
+  EXPECT_THAT(output, Each(1.0F));
+}
+
+TEST_F(HostReachTest, WhatLiesOutsideIsBrought) {
+  { ASSERT_OK_AND_ASSIGN(const auto closed, backend_->ReachHost(memory_)); }
+  ASSERT_OK_AND_ASSIGN(const auto reach, backend_->ReachHost(memory_.last(64)));
   ASSERT_OK(backend_->Run(*stream_, std::vector<AttendArgs>{Ask(memory_)}));
   halves_.fill(kTwo);
   ASSERT_OK(stream_->Wait());
@@ -141,20 +160,20 @@ TEST_F(HostWindowTest, WhatLiesOutsideIsBrought) {
   EXPECT_THAT(output_, Each(1.0F));
 }
 
-TEST_F(HostWindowTest, WhatCannotBeLockedIsTheMachines) {
+TEST_F(HostReachTest, WhatCannotBeRegisteredIsTheMachines) {
   MakeOn({.lockable_bytes = 0});
-  ASSERT_OK_AND_ASSIGN(const auto window, backend_->OpenHostWindow(memory_));
+  ASSERT_OK_AND_ASSIGN(const auto reach, backend_->ReachHost(memory_));
 
-  const auto locked = window->Lock(memory_);
+  const auto registered = reach->Register(memory_);
 
-  EXPECT_THAT(locked, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("host.budget")));
-  EXPECT_TRUE(IsHostMemoryFull(locked.status()));
+  EXPECT_THAT(registered, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("host.budget")));
+  EXPECT_TRUE(IsHostMemoryFull(registered.status()));
 }
 
-TEST_F(HostWindowTest, DeviceWithOtherAddressesHasNone) {
+TEST_F(HostReachTest, DeviceWithOtherAddressesHasNone) {
   MakeOn({.reads_host_addresses = false});
 
-  EXPECT_THAT(backend_->OpenHostWindow(memory_),
+  EXPECT_THAT(backend_->ReachHost(memory_),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("Emulated H200")));
 }
 

@@ -46,10 +46,10 @@ std::unique_ptr<gpu::Backend> MakeCuda(gpu::Backend& /*simulated*/) {
   return *std::move(backend);
 }
 
-// A CUDA backend that looks at what attends and decodings read in the host tier's window.
-class WindowWatch final : public gpu::Backend {
+// A CUDA backend that looks at what attends and decodings read in the host tier's reach.
+class ReachWatch final : public gpu::Backend {
  public:
-  explicit WindowWatch(std::unique_ptr<gpu::Backend> backend) : backend_(std::move(backend)) {}
+  explicit ReachWatch(std::unique_ptr<gpu::Backend> backend) : backend_(std::move(backend)) {}
 
   std::string_view name() const override { return backend_->name(); }
   bool is_simulated() const override { return backend_->is_simulated(); }
@@ -59,11 +59,11 @@ class WindowWatch final : public gpu::Backend {
   absl::StatusOr<std::unique_ptr<gpu::Stream>> MakeStream() override {
     return backend_->MakeStream();
   }
-  absl::StatusOr<std::unique_ptr<gpu::HostWindow>> OpenHostWindow(
+  absl::StatusOr<std::unique_ptr<gpu::HostReach>> ReachHost(
       std::span<const std::byte> addresses) override {
-    auto window = backend_->OpenHostWindow(addresses);
-    if (window.ok()) window_ = addresses;
-    return window;
+    auto reach = backend_->ReachHost(addresses);
+    if (reach.ok()) reach_ = addresses;
+    return reach;
   }
   absl::Status Run(gpu::Stream& stream, const gpu::Batch& batch) override {
     if (const auto* lanes = std::get_if<std::span<const gpu::AttendArgs>>(&batch)) {
@@ -82,19 +82,19 @@ class WindowWatch final : public gpu::Backend {
   }
 
   size_t read_in_place() const { return read_in_place_; }
-  size_t unlocked() const { return unlocked_; }
+  size_t unregistered() const { return unregistered_; }
 
  private:
   void Look(const std::byte* array, size_t bytes) {
-    if (array < window_.data() || array >= window_.data() + window_.size()) return;
+    if (array < reach_.data() || array >= reach_.data() + reach_.size()) return;
     ++read_in_place_;
-    unlocked_ += cuemu::IsRegistered(array, bytes) ? 0 : 1;
+    unregistered_ += cuemu::IsRegistered(array, bytes) ? 0 : 1;
   }
 
   const std::unique_ptr<gpu::Backend> backend_;
-  std::span<const std::byte> window_;
+  std::span<const std::byte> reach_;
   std::atomic<size_t> read_in_place_ = 0;  // Arrays of calls' own threads.
-  std::atomic<size_t> unlocked_ = 0;
+  std::atomic<size_t> unregistered_ = 0;
 };
 
 class EngineOnCudaFaultTest : public testing::Test {
@@ -147,9 +147,9 @@ TEST_P(EngineOnCudaTest, AnswersAsOnTheSimulatedDevice) {
 }
 
 TEST_F(EngineOnCudaFaultTest, RecalledPagesAreReadWhereTheHostTierHoldsThem) {
-  WindowWatch* watch = nullptr;
+  ReachWatch* watch = nullptr;
   EngineStand cuda({.wrap_backend = [&](gpu::Backend& simulated) {
-    auto watched = std::make_unique<WindowWatch>(MakeCuda(simulated));
+    auto watched = std::make_unique<ReachWatch>(MakeCuda(simulated));
     watch = watched.get();
     return watched;
   }});
@@ -158,20 +158,20 @@ TEST_F(EngineOnCudaFaultTest, RecalledPagesAreReadWhereTheHostTierHoldsThem) {
 
   EXPECT_GT(answers.back().absent_pages, 0U);
   EXPECT_GT(watch->read_in_place(), 0U);
-  EXPECT_EQ(watch->unlocked(), 0U);
+  EXPECT_EQ(watch->unregistered(), 0U);
 }
 
 // Then they are copied, and answers are none the worse.
-TEST_F(EngineOnCudaFaultTest, RecalledPagesNeedNotBeLocked) {
+TEST_F(EngineOnCudaFaultTest, RecalledPagesNeedNotBeInReach) {
   EngineStand simulated;
   const std::vector<StepAnswer> expected = Play(simulated, {"streaming", "exact"});
   for (const bool reads_host_addresses : {false, true}) {
     cuemu::SetDevice({.reads_host_addresses = reads_host_addresses,
                       .hides_memory = true,
                       .registers_memory = false});
-    WindowWatch* watch = nullptr;
+    ReachWatch* watch = nullptr;
     EngineStand cuda({.wrap_backend = [&](gpu::Backend& backend) {
-      auto watched = std::make_unique<WindowWatch>(MakeCuda(backend));
+      auto watched = std::make_unique<ReachWatch>(MakeCuda(backend));
       watch = watched.get();
       return watched;
     }});

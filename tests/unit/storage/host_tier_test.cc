@@ -7,7 +7,11 @@
 
 #include <malloc.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -93,10 +97,15 @@ constexpr bool kMallocIsCounted = true;
 constexpr bool kMallocIsCounted = true;
 #endif
 
-TEST(HostTierTest, OverheadIsCovered) {
+void ExpectOverheadIsCovered(bool is_registered) {
   if (!kMallocIsCounted) GTEST_SKIP() << "this build's allocator does not count its bytes";
   ByteBudget budget(64 << 20);
   ASSERT_OK_AND_ASSIGN(const auto tier, HostTier::Create(budget));
+  // As much as what a device's registration is kept in.
+  if (is_registered) {
+    tier->RegisterWith(
+        [](std::span<std::byte>) { return std::make_shared<std::array<std::byte, 64>>(); });
+  }
   const RecordGeometry geometry = MakeGeometry(1, 1, 8);
   const size_t before_bytes = mallinfo2().uordblks;
 
@@ -112,6 +121,14 @@ TEST(HostTierTest, OverheadIsCovered) {
     if (blocks < 64) continue;  // Fixed parts weigh more than few records.
     ASSERT_LE(mallinfo2().uordblks - before_bytes, charged_bytes) << blocks << " blocks";
   }
+}
+
+TEST(HostTierTest, OverheadIsCovered) {
+  ExpectOverheadIsCovered(/*is_registered=*/false);
+}
+
+TEST(HostTierTest, OverheadOfWhatIsRegisteredIsCovered) {
+  ExpectOverheadIsCovered(/*is_registered=*/true);
 }
 
 }  // namespace
