@@ -9,6 +9,8 @@ namespace ebbtide::gpu {
 SlotTiles::SlotTiles(const Options& options)
     : row_bytes_(options.row_bytes),
       index_limit_(static_cast<uint32_t>(options.index_limit)),
+      ends_with_extents_(options.ends_with_extents),
+      first_(options.extents.data()),
       listed_end_(options.extents.data() + options.count),
       end_(options.extents.data() + options.extents.size()),
       extent_(options.index_limit < 0 ? end_ : options.extents.data()) {
@@ -22,14 +24,16 @@ bool SlotTiles::Advance() {
   return true;
 }
 
-// A tile ends where the listed extents end, so that it is listed as a whole or not.
+// A tile ends where the listed extents end, so that it is listed as a whole or not; where it is
+// asked for, at each extent's end.
 void SlotTiles::Fill(SlotTile& tile) {
   tile.slots = 0;
   while (extent_ != end_ && tile.slots < SlotTile::kSlotsMax) {
-    if (extent_ == listed_end_ && tile.slots > 0) break;
+    if (tile.slots > 0 && (ends_with_extents_ || extent_ == listed_end_)) break;
     is_next_listed_ = extent_ < listed_end_;
     const int count = std::min(extent_->slots - slot_, SlotTile::kSlotsMax - tile.slots);
     Append(*extent_, count, tile);
+    tile.extent = static_cast<size_t>(extent_ - first_);
     slot_ += count;
     column_ += count;
     if (slot_ == extent_->slots) {

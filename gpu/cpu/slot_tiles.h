@@ -20,6 +20,7 @@ struct SlotTile {
   static constexpr int kSlotsMax = 64;
 
   int slots = 0;
+  size_t extent = 0;  // That holds its last slot.
   std::array<const std::byte*, kSlotsMax> key;
   std::array<const std::byte*, kSlotsMax> value;
   std::array<int32_t, kSlotsMax> index;
@@ -34,7 +35,8 @@ class SlotTiles {
     std::span<const Extent> extents;  // The tail of a lane's list.
     size_t count = 0;                 // Extents to list; those after are looked ahead at only.
     size_t row_bytes = 0;
-    int32_t index_limit = 0;  // The largest index that anybody sees.
+    int32_t index_limit = 0;         // The largest index that anybody sees.
+    bool ends_with_extents = false;  // Tiles end where extents do, each of at most kSlotsMax slots.
   };
 
   explicit SlotTiles(const Options& options);
@@ -53,6 +55,8 @@ class SlotTiles {
   // Fixed after construction.
   const size_t row_bytes_;
   const uint32_t index_limit_;
+  const bool ends_with_extents_;
+  const Extent* const first_;
   const Extent* const listed_end_;
   const Extent* const end_;
 

@@ -40,6 +40,8 @@ inline void Bring(AttendArgs& args, CarriedArrays& arrays) {
   arrays.Out(args.output);
   arrays.Out(args.lse);
   arrays.Out(args.logits);
+  arrays.Out(args.part_output);
+  arrays.Out(args.part_lse);
 }
 
 inline void Bring(BoundArgs& args, CarriedArrays& arrays) {

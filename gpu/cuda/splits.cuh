@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lanes cut into splits of 256 slots, one for a block: where the slots of a split lie, on the host
-// and on the device. Where the cuts are is part of what makes answers repeat.
+// Lanes cut into splits of 256 slots, or of the whole extents that these have room for, one for a
+// block: where the slots of a split lie, on the host and on the device. Where the cuts are is part
+// of what makes answers repeat.
 
 #pragma once
 
@@ -31,8 +32,16 @@ struct LaneSplits {
   std::vector<uint32_t> first_extents;  // For each split the extent that holds its first slot.
 };
 
-// Adds a lane's extents to the list, whose rows have so many bytes and are read 16 at a time where
-// that goes. A lane of no slots has one split, for somebody must say so.
+// Stops the process unless an extent's rows, of so many bytes each, can be read 16 at a time where
+// that goes.
+inline void CheckAligned(const Extent& extent, size_t row_bytes) {
+  const auto addresses =
+      reinterpret_cast<uintptr_t>(extent.key) | reinterpret_cast<uintptr_t>(extent.value);
+  EBBTIDE_CHECK(row_bytes % 16 != 0 || addresses % 16 == 0,
+                "keys and values of an extent are 16-byte aligned");
+}
+
+// Adds a lane's extents to the list. A lane of no slots has one split, for somebody must say so.
 inline LaneSplits PlaceExtents(std::span<const Extent> extents, size_t row_bytes,
                                std::vector<PlacedExtent>& placed) {
   LaneSplits lane;
@@ -40,10 +49,7 @@ inline LaneSplits PlaceExtents(std::span<const Extent> extents, size_t row_bytes
   const auto first = static_cast<uint32_t>(placed.size());
   for (const Extent& extent : extents) {
     if (extent.slots == 0) continue;
-    const auto addresses =
-        reinterpret_cast<uintptr_t>(extent.key) | reinterpret_cast<uintptr_t>(extent.value);
-    EBBTIDE_CHECK(row_bytes % 16 != 0 || addresses % 16 == 0,
-                  "keys and values of an extent are 16-byte aligned");
+    CheckAligned(extent, row_bytes);
     const auto at = static_cast<uint32_t>(placed.size());
     placed.push_back({extent, lane.slots});
     lane.slots += static_cast<uint32_t>(extent.slots);
@@ -58,6 +64,7 @@ inline LaneSplits PlaceExtents(std::span<const Extent> extents, size_t row_bytes
 struct Split {
   uint32_t lane;
   uint32_t number, count;  // Which of how many of its lane.
+  uint32_t first_slot;     // Of the lane's.
   uint32_t first_extent, extents_end;
 };
 
@@ -67,9 +74,40 @@ inline void AddSplits(uint32_t lane, const LaneSplits& placed, std::vector<Split
     splits.push_back({.lane = lane,
                       .number = number,
                       .count = count,
+                      .first_slot = number * kSplitSlots,
                       .first_extent = placed.first_extents[number],
                       .extents_end = placed.extents_end});
   }
+}
+
+// Adds a lane's extents to the list and its splits to theirs, of whole extents each: at most
+// `extents_max`, those without slots too. Returns how many slots the lane has.
+inline uint32_t AddWholeSplits(uint32_t lane, std::span<const Extent> extents, size_t row_bytes,
+                               uint32_t extents_max, std::vector<PlacedExtent>& placed,
+                               std::vector<Split>& splits) {
+  const size_t first_split = splits.size();
+  uint32_t slots = 0;
+  for (const Extent& extent : extents) {
+    CheckAligned(extent, row_bytes);
+    const auto at = static_cast<uint32_t>(placed.size());
+    placed.push_back({extent, slots});
+    slots += static_cast<uint32_t>(extent.slots);
+    const bool is_first = splits.size() == first_split;
+    if (is_first || slots - splits.back().first_slot > kSplitSlots ||
+        at - splits.back().first_extent >= extents_max) {
+      splits.push_back({.lane = lane,
+                        .number = static_cast<uint32_t>(splits.size() - first_split),
+                        .count = 0,
+                        .first_slot = placed.back().first_slot,
+                        .first_extent = at,
+                        .extents_end = at});
+    }
+    splits.back().extents_end = at + 1;
+  }
+  for (size_t i = first_split; i < splits.size(); ++i) {
+    splits[i].count = static_cast<uint32_t>(splits.size() - first_split);
+  }
+  return slots;
 }
 
 // Calls visit(s, extent, i) for each slot of the split: its s-th is the extent's i-th. A warp for
@@ -78,11 +116,10 @@ template <class Visit>
 __device__ __forceinline__ void ForEachSlot(const PlacedExtent* extents, const Split& split,
                                             Visit visit) {
   const unsigned warps = blockDim.x / kWarpThreads;
-  const auto split_first = static_cast<int>(split.number) * kSplitSlots;
   for (uint32_t e = split.first_extent + threadIdx.x / kWarpThreads; e < split.extents_end;
        e += warps) {
     const PlacedExtent placed = extents[e];
-    const int first = static_cast<int>(placed.first_slot) - split_first;
+    const int first = static_cast<int>(placed.first_slot) - static_cast<int>(split.first_slot);
     if (first >= kSplitSlots) break;
     for (int i = static_cast<int>(threadIdx.x % kWarpThreads); i < placed.extent.slots;
          i += kWarpThreads) {
@@ -91,10 +128,9 @@ __device__ __forceinline__ void ForEachSlot(const PlacedExtent* extents, const S
   }
 }
 
-// How many slots the split has.
+// How many slots the split has, unless it is of whole extents.
 __device__ __forceinline__ int SlotsOf(const Split& split, uint32_t lane_slots) {
-  return min(static_cast<int>(lane_slots) - static_cast<int>(split.number) * kSplitSlots,
-             kSplitSlots);
+  return min(static_cast<int>(lane_slots) - static_cast<int>(split.first_slot), kSplitSlots);
 }
 
 // Whether this block is the last of its lane to get here: it then sees what the others wrote

@@ -52,6 +52,11 @@ void CheckAttend(const AttendArgs& args) {
   }
   EBBTIDE_CHECK(args.logits.empty() || args.logits.size() == rows * AttendSlots(args),
                 "attend: logits is [group, queries, slots] or empty");
+  EBBTIDE_CHECK(args.part_lse.empty() || args.part_lse.size() == args.extents.size() * rows,
+                "attend: part_lse is [extents, group, queries] or empty");
+  EBBTIDE_CHECK(
+      args.part_output.size() == args.part_lse.size() * head_dim,
+      "attend: part_output is [extents, group, queries, head_dim], or empty with part_lse");
 }
 
 // A logit is head_dim products, summed in at least four lanes (the narrowest SIMD target), the
@@ -79,11 +84,15 @@ float AttendLogitError(int head_dim, float scale, float query_norm, float key_no
 //   run        a product and an addition for each tile, 17 at most: 1024 slots and one extent more
 //   division   the mass, which is f64 by then, inverted and multiplied
 //   merge      one rounding a run; its weights are f64, and cancel between output and mass
+// Where parts are wanted, a tile is one extent and a run adds its tiles up in f64: fewer.
 // CUDA (attend_cuda.cu) meets fewer, for any number of slots: e^x is four roundings' worth, a
 // thread adds up at most 64 fused products, threads 5 sums, and one rounding follows parts joined
 // in f64; a mass meets 9 additions. That is 87 from 64 slots on, and 2 * slots + 13 at most below,
 // since adding nothing rounds nothing. Weights below e^-87 count as 0, which adds slots * 2^-125 *
-// max |value| at most, and is left out.
+// max |value| at most, and is left out. Where parts are wanted, an extent of s slots adds up s
+// fused products and 2 sums, and meets those of its split with a weight and a product that are
+// rounded, after at most 2 extents and 3 warps; masses are joined in f64: 77 and 11, or s + 7 and s
+// + 4.
 float AttendSumError(size_t slots) {
   const double tile_slots = static_cast<double>(std::min<size_t>(slots, 64));
   const double tiles = static_cast<double>(std::min<size_t>((slots + 63) / 64, 17));

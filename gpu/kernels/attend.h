@@ -28,6 +28,9 @@ struct AttendArgs {
   std::span<float> output;  // [group, queries, head_dim] out; zeros where nothing is seen
   std::span<float> lse;     // [group, queries] out; -inf where nothing is seen
   std::span<float> logits;  // [group, queries, slots] out, slots of all extents; empty: not wanted
+  // The same attention over each extent alone, as if its slots were all; both empty: not wanted.
+  std::span<float> part_output = {};  // [extents, group, queries, head_dim] out
+  std::span<float> part_lse = {};     // [extents, group, queries] out
 };
 
 // Partial attention over `extents`, ready to be merged with other parts (merge.h).
@@ -35,16 +38,20 @@ struct AttendArgs {
 //   Math      z[r,s] = scale * query[r] . key[s], or -inf where r does not see s: where index[s] is
 //             kNoToken or above query_index[m]
 //             lse[r] = log sum_s exp(z[r,s]);  output[r] = sum_s exp(z[r,s] - lse[r]) * value[s]
-//   Layout    row-major, dense; slots follow each other in the order of `extents`
+//             part_lse[x,r], part_output[x,r]: the same sums over the slots of extent x; (0, -inf)
+//             where r sees none of them. Merged (merge.h) they are output and lse.
+//   Layout    row-major, dense; slots and parts follow each other in the order of `extents`
 //   Units     natural logarithm
 //   Numerics  products and sums in f32, parts joined in f64; CPU and CUDA within 1e-6 relative of
 //   the
 //             f64 reference on outputs of unit scale, logits within AttendLogitError; K or V of
 //             hidden slots is never used
 //   Repeats   bit for bit, for one build and SIMD target or GPU: neither threads, blocks nor other
-//             lanes matter
+//             lanes matter, nor whether logits are wanted. Where parts are wanted, sums end where
+//             extents do: last bits of output and lse may differ from those of a call without.
 //   Cost      4 * group * queries * slots * head_dim flops; reads each key and value once per tile
-//             of rows
+//             of rows. Parts: extents * group * queries * (head_dim + 1) * 4 bytes more, written
+//             once, and read once by whoever asked for them (page_damage.h)
 //   Order     done on return; CUDA: gpu/cuda/kernels.h
 //   Source    online softmax, arXiv:1805.02867; split-KV partials, flash-decoding
 void AttendReference(const AttendArgs& args);

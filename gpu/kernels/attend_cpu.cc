@@ -6,7 +6,9 @@
 // table, for extents lie anywhere.
 //
 // Sums are short on purpose: at most 64 terms within a tile, 16 tiles within a run, then runs are
-// merged in f64 (gpu/cpu/attend_part.h). The error bounds in attend.cc count on it.
+// merged in f64 (gpu/cpu/attend_part.h). The error bounds in attend.cc count on it. Where each
+// extent is wanted alone, it is a tile, which begins with sums of nothing and is added to the run
+// in f64.
 
 #include "gpu/kernels/attend.h"
 
@@ -22,6 +24,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "gpu/cpu/attend_part.h"
 #include "gpu/cpu/simd-inl.h"
@@ -327,6 +331,54 @@ class TileKernel {
   alignas(64) float rescale_[kLanes];         // [row] e^(old top - top), repeated
 };
 
+// What rows of several extents add up to, in f64: there is no bound on how many they are.
+class RunTotal {
+ public:
+  RunTotal(size_t rows, size_t padded_dim)
+      : padded_dim_(padded_dim),
+        output_(hwy::AllocateAligned<double>(rows * padded_dim)),
+        mass_(rows, 0.0),
+        top_(rows, static_cast<double>(kHidden)) {
+    std::fill_n(output_.get(), rows * padded_dim, 0.0);
+  }
+
+  // An extent's largest logit of a row, and sums relative to it.
+  void Add(size_t row, float top, double mass, const float* sums) {
+    if (top == kHidden) return;
+    const double shift = static_cast<double>(top) - top_[row];
+    const double keep = shift > 0 ? std::exp(-shift) : 1;
+    const double weight = shift < 0 ? std::exp(shift) : 1;
+    top_[row] = std::max<double>(top_[row], top);
+    mass_[row] = mass_[row] * keep + mass * weight;
+    const hn::CappedTag<double, kLanes> d;
+    const hn::Rebind<float, decltype(d)> f32;
+    const auto kept = hn::Set(d, keep);
+    const auto added = hn::Set(d, weight);
+    double* const output = &output_[row * padded_dim_];
+    for (size_t i = 0; i < padded_dim_; i += hn::Lanes(d)) {
+      const auto sum = hn::PromoteTo(d, hn::Load(f32, sums + i));
+      hn::Store(hn::MulAdd(sum, added, hn::Mul(hn::Load(d, output + i), kept)), d, output + i);
+    }
+  }
+
+  // The row's output from its sums; returns its log-sum-exp.
+  double Divide(size_t row, std::span<float> output) const {
+    if (mass_[row] == 0) {
+      std::ranges::fill(output, 0.0F);
+      return kHidden;
+    }
+    const double* const sums = &output_[row * padded_dim_];
+    std::transform(sums, sums + output.size(), output.begin(),
+                   [mass = mass_[row]](double sum) { return static_cast<float>(sum / mass); });
+    return top_[row] + std::log(mass_[row]);
+  }
+
+ private:
+  size_t padded_dim_;
+  hwy::AlignedFreeUniquePtr<double[]> output_;  // [rows, padded_dim]
+  std::vector<double> mass_, top_;              // [rows]
+};
+
 // A part on its way through its tiles.
 template <class T>
 class PartKernel {
@@ -336,7 +388,7 @@ class PartKernel {
     block_.head_dim = args.head_dim;
     block_.padded_dim = (args.head_dim + kLanes - 1) / kLanes * kLanes;
     block_.scale = args.scale;
-    const size_t padded_dim = static_cast<size_t>(block_.padded_dim);
+    const size_t padded_dim = At(block_.padded_dim);
     block_.query = hwy::AllocateAligned<float>(part.rows * padded_dim);
     block_.output = hwy::AllocateAligned<float>(part.rows * padded_dim);
     std::fill_n(block_.query.get(), part.rows * padded_dim, 0.0F);
@@ -351,44 +403,85 @@ class PartKernel {
     for (size_t row = 0; row < part.rows; row += RowsTogether(part.rows - row)) CopyQueries(row);
   }
 
-  void Run() {
-    HideAllLogits();
-    SlotTiles tiles({.extents = args_.extents.subspan(part_.first_extent),
-                     .count = part_.extents,
-                     .row_bytes = static_cast<size_t>(args_.head_dim) * sizeof(T),
-                     .index_limit = *std::max_element(block_.index.begin(),
-                                                      block_.index.begin() + part_.rows)});
-    while (tiles.Advance()) {
-      if (args_.queries > 1) NoteIndices(tiles.tile());
-      for (size_t row = 0; row < part_.rows;) {
-        const size_t together = RowsTogether(part_.rows - row);
-        if constexpr (kRowsMax == 8) {
-          if (together == 8) Attend<8>(tiles, row);
-        }
-        if (together == 4) Attend<4>(tiles, row);
-        if (together == 2) Attend<2>(tiles, row);
-        if (together == 1) Attend<1>(tiles, row);
-        row += together;
-      }
-    }
-  }
-
-  void Finish(AttendPartial& partial) const {
-    const size_t head_dim = static_cast<size_t>(args_.head_dim);
-    partial.output.resize(part_.rows * head_dim);
+  void Run(AttendPartial& partial) {
+    partial.output.resize(part_.rows * dim());
     partial.lse.resize(part_.rows);
+    HideAllLogits();
+    const bool each_alone = !args_.part_lse.empty();
+    SlotTiles tiles(
+        {.extents = args_.extents.subspan(part_.first_extent),
+         .count = part_.extents,
+         .row_bytes = dim() * sizeof(T),
+         .index_limit = *std::max_element(block_.index.begin(), block_.index.begin() + part_.rows),
+         .ends_with_extents = each_alone});
+    if (each_alone) return AttendEach(tiles, partial);
+    while (tiles.Advance()) AttendTile(tiles);
     for (size_t row = 0; row < part_.rows; ++row) {
-      const bool sees_nothing = block_.top[row] == kHidden;
-      const float share = sees_nothing ? 0.0F : static_cast<float>(1.0 / block_.mass[row]);
-      partial.lse[row] = sees_nothing ? static_cast<double>(kHidden)
-                                      : block_.top[row] + std::log(block_.mass[row]);
-      const float* output = &block_.output[row * static_cast<size_t>(block_.padded_dim)];
-      std::transform(output, output + head_dim, &partial.output[row * head_dim],
-                     [share](float sum) { return sum * share; });
+      partial.lse[row] = Divide(row, &partial.output[row * dim()]);
     }
   }
 
  private:
+  size_t dim() const { return static_cast<size_t>(args_.head_dim); }
+  float* SumsOf(size_t row) { return &block_.output[row * At(block_.padded_dim)]; }
+
+  void AttendTile(const SlotTiles& tiles) {
+    if (args_.queries > 1) NoteIndices(tiles.tile());
+    for (size_t row = 0; row < part_.rows;) {
+      const size_t together = RowsTogether(part_.rows - row);
+      if constexpr (kRowsMax == 8) {
+        if (together == 8) Attend<8>(tiles, row);
+      }
+      if (together == 4) Attend<4>(tiles, row);
+      if (together == 2) Attend<2>(tiles, row);
+      if (together == 1) Attend<1>(tiles, row);
+      row += together;
+    }
+  }
+
+  // Each extent's own answer, and what they are together.
+  void AttendEach(SlotTiles& tiles, AttendPartial& partial) {
+    RunTotal total(part_.rows, At(block_.padded_dim));
+    size_t next = 0;  // Of the run's extents, the first whose answer is not written.
+    while (tiles.Advance()) {
+      std::fill_n(block_.output.get(), part_.rows * At(block_.padded_dim), 0.0F);
+      std::fill_n(block_.top.begin(), part_.rows, kHidden);
+      std::fill_n(block_.top_lanes.get(), part_.rows * At(kLanes), kHidden);
+      std::fill_n(block_.mass.begin(), part_.rows, 0.0);
+      AttendTile(tiles);
+      while (next < tiles.tile().extent) SeeNothing(next++);
+      for (size_t row = 0; row < part_.rows; ++row) {
+        const size_t place = PlaceOf(next, row);
+        args_.part_lse[place] = static_cast<float>(Divide(row, &args_.part_output[place * dim()]));
+        total.Add(row, block_.top[row], block_.mass[row], SumsOf(row));
+      }
+      ++next;
+    }
+    while (next < part_.extents) SeeNothing(next++);
+    for (size_t row = 0; row < part_.rows; ++row) {
+      partial.lse[row] = total.Divide(row, {&partial.output[row * dim()], dim()});
+    }
+  }
+
+  // Where the answer of a row for the run's extent stands.
+  size_t PlaceOf(size_t extent, size_t row) const {
+    return (part_.first_extent + extent) * args_.lse.size() + part_.first_row + row;
+  }
+  void SeeNothing(size_t extent) const {
+    std::fill_n(&args_.part_output[PlaceOf(extent, 0) * dim()], part_.rows * dim(), 0.0F);
+    std::fill_n(&args_.part_lse[PlaceOf(extent, 0)], part_.rows, kHidden);
+  }
+
+  // The row's output from its sums; returns its log-sum-exp.
+  double Divide(size_t row, float* output) {
+    const bool sees_nothing = block_.top[row] == kHidden;
+    const float share = sees_nothing ? 0.0F : static_cast<float>(1.0 / block_.mass[row]);
+    const float* const sums = SumsOf(row);
+    std::transform(sums, sums + dim(), output, [share](float sum) { return sum * share; });
+    return sees_nothing ? static_cast<double>(kHidden)
+                        : block_.top[row] + std::log(block_.mass[row]);
+  }
+
   // Of the rows together from `row` on.
   void CopyQueries(size_t row) {
     const size_t together = RowsTogether(part_.rows - row);
@@ -456,8 +549,7 @@ class PartKernel {
 void AttendPartTarget(const AttendArgs& args, const AttendPart& part, AttendPartial& partial) {
   WithElement(args.dtype, [&](auto element) {
     PartKernel<decltype(element)> kernel(args, part);
-    kernel.Run();
-    kernel.Finish(partial);
+    kernel.Run(partial);
   });
 }
 

@@ -7,6 +7,10 @@
 // A row of 16-byte pieces is shared by 8 to 32 threads, four rows in flight for each, so that one
 // pass over K and V keeps the memory busy; dot products of all rows in flight are reduced together.
 // Expected: bound by memory up to 4 rows, by instructions at 8 (docs/benchmarks.md).
+//
+// Where each extent is wanted alone, a split is whole extents and a warp takes one after the other:
+// what it divides is the answer over the extent, and what it keeps joins the split's. So a split
+// reads as many rows at once as any, and is merged like any.
 
 #include "gpu/kernels/attend.h"
 
@@ -15,6 +19,7 @@
 #include <limits>
 #include <vector>
 
+#include "gpu/cuda/attend_tile.cuh"
 #include "gpu/cuda/kernels.h"
 #include "gpu/cuda/lanes.h"
 #include "gpu/cuda/launch.h"
@@ -24,131 +29,7 @@
 
 namespace ebbtide::gpu {
 namespace {
-
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / kWarpThreads;
-constexpr int kInFlight = 4;      // Rows of K or V that a thread has asked for at once.
-constexpr int kMergeSplits = 32;  // Splits whose weights are computed together.
-
-// One lane, and its extents laid end to end.
-struct Lane {
-  const float* query;
-  const int32_t* query_index;
-  float* output;
-  float* lse;
-  float* logits;  // Null: not wanted.
-  uint32_t rows, queries, slots;
-  int32_t head_dim;
-  float scale;
-};
-// What a block does: a tile of rows over one split.
-struct Item {
-  Split split;
-  uint32_t first_row;
-  uint32_t tile;           // Its ticket.
-  uint32_t first_partial;  // Of the tile's splits.
-};
-
-struct View {
-  const Lane* lanes;
-  const PlacedExtent* extents;
-  const Item* items;
-  unsigned* tickets;  // [tile] how many splits are done
-  float* outputs;     // [partial, rows, head_dim] not yet divided
-  float2* peaks;      // [partial, rows] largest logit, and the mass relative to it
-};
-
-// A block's shared memory; kRows is how many rows a tile holds.
-template <class Shape, int kRows>
-struct Shared {
-  const std::byte* key[kSplitSlots];  // Null where no row of the tile sees the slot.
-  const std::byte* value[kSplitSlots];
-  int32_t index[kSplitSlots];
-  int32_t seen_up_to[kRows];
-  float weight[kSplitSlots * kRows];  // [slot, row] logits, then weights
-  float across[kWarps * kRows];
-  float output[kWarps * kRows * Shape::kHeadDimMax];
-  double merge_weight[kMergeSplits * kRows];
-  double merge_mass[kRows];
-  float merge_peak[kRows];
-  bool is_last;
-};
-
-// Looks up where the split's slots lie that some row of the tile sees.
-template <class Shape, int kRows>
-__device__ void FindSlots(const View& view, const Lane& lane, const Item& item,
-                          Shared<Shape, kRows>& shared) {
-  const int t = static_cast<int>(threadIdx.x);
-  if (t < kRows) {
-    const uint32_t row = item.first_row + static_cast<uint32_t>(t);
-    shared.seen_up_to[t] = row < lane.rows ? lane.query_index[row % lane.queries] : kNoToken;
-  }
-  for (int s = t; s < kSplitSlots; s += kThreads) shared.key[s] = nullptr;
-  __syncthreads();
-  int32_t seen_up_to = shared.seen_up_to[0];
-#pragma unroll
-  for (int r = 1; r < kRows; ++r) seen_up_to = max(seen_up_to, shared.seen_up_to[r]);
-  const size_t row_bytes = static_cast<size_t>(lane.head_dim) * sizeof(typename Shape::Type);
-  ForEachSlot(view.extents, item.split, [&](int s, const Extent& extent, int i) {
-    const int32_t index = extent.index[i];
-    if (index == kNoToken || index > seen_up_to) return;
-    shared.key[s] = extent.key + static_cast<size_t>(i) * row_bytes;
-    shared.value[s] = extent.value + static_cast<size_t>(i) * row_bytes;
-    shared.index[s] = index;
-  });
-  __syncthreads();
-}
-
-// shared.weight := scale * query . key, or -inf where a row does not see a slot.
-template <class Shape, int kRows>
-__device__ void Logits(const Lane& lane, const Item& item, Shared<Shape, kRows>& shared,
-                       int count) {
-  constexpr int kWidth = Shape::kWidth;
-  constexpr int kGroups = kThreads / kWidth;  // Rows of K that the block reads side by side.
-  constexpr int kSums = kInFlight * kRows;
-  constexpr int kOwned =
-      kSums >= kWidth ? kSums / kWidth : 1;  // Sums that one thread ends up with,
-  constexpr int kOwners = kSums >= kWidth ? 1 : kWidth / kSums;  // or threads that share one.
-  const int part = static_cast<int>(threadIdx.x) % kWidth;
-  const int group = static_cast<int>(threadIdx.x) / kWidth;
-  float query[kRows][Shape::kElements];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const size_t row = item.first_row + static_cast<size_t>(r);
-    Shape::LoadFloats(lane.query + row * static_cast<size_t>(lane.head_dim),
-                      row < lane.rows ? lane.head_dim : 0, part, query[r]);
-  }
-  for (int base = 0; base < count; base += kGroups * kInFlight) {
-    typename Shape::Raw raw[kInFlight];
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      raw[u] = Shape::Load(shared.key[base + u * kGroups + group], lane.head_dim, part);
-    }
-    float sum[kSums];
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      float key[Shape::kElements];
-      Shape::Widen(raw[u], key);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float product = 0;
-#pragma unroll
-        for (int e = 0; e < Shape::kElements; ++e) product = fmaf(query[r][e], key[e], product);
-        sum[u * kRows + r] = product;
-      }
-    }
-    TransposeSum<kSums, kWidth>(sum, part);
-    if (part % kOwners != 0) continue;
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-      const int owned = part / kOwners * kOwned + i;
-      const int s = base + owned / kRows * kGroups + group;
-      const int r = owned % kRows;
-      const bool sees = shared.key[s] != nullptr && shared.index[s] <= shared.seen_up_to[r];
-      shared.weight[s * kRows + r] = sees ? lane.scale * sum[i] : -INFINITY;
-    }
-  }
-}
+using namespace attend;  // NOLINT(google-build-using-namespace): the other half of this file.
 
 // Joins `mine` over the block for each row; every thread gets the same.
 template <int kRows, class Join>
@@ -208,10 +89,9 @@ __device__ void Softmax(const View& view, const Lane& lane, const Item& item,
   for (int r = 0; r < kRows; ++r) peaks[r] = make_float2(peak[r], mass[r]);
 }
 
-// The split's weighted values, to scratch.
+// The split's weighted values, each warp's to shared.output.
 template <class Shape, int kRows>
-__device__ void Values(const View& view, const Lane& lane, const Item& item,
-                       Shared<Shape, kRows>& shared, int count) {
+__device__ void Values(const Lane& lane, Shared<Shape, kRows>& shared, int count) {
   constexpr int kWidth = Shape::kWidth;
   constexpr int kGroups = kThreads / kWidth;
   constexpr int kDim = Shape::kHeadDimMax;
@@ -229,123 +109,18 @@ __device__ void Values(const View& view, const Lane& lane, const Item& item,
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       const int s = base + u * kGroups + t / kWidth;
-      if (s >= count) continue;
-      float value[Shape::kElements];
-      Shape::Widen(raw[u], value);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float weight = shared.weight[s * kRows + r];
-        if (weight == 0) continue;  // A slot this row does not see may hold anything.
-#pragma unroll
-        for (int e = 0; e < Shape::kElements; ++e) {
-          output[r][e] = fmaf(weight, value[e], output[r][e]);
-        }
-      }
+      if (s < count) AddValue<Shape, kRows>(raw[u], &shared.weight[s * kRows], output);
     }
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int e = 0; e < Shape::kElements; ++e) {
-#pragma unroll
-      for (int distance = kWidth; distance < kWarpThreads; distance *= 2) {
-        output[r][e] += __shfl_xor_sync(kWholeWarp, output[r][e], distance);
-      }
+      const float sum = JoinGroups<kWidth>(output[r][e]);
       if (t % kWarpThreads < kWidth) {
-        shared.output[(t / kWarpThreads * kRows + r) * kDim + Shape::DimOf(part, e)] = output[r][e];
+        shared.output[(t / kWarpThreads * kRows + r) * kDim + Shape::DimOf(part, e)] = sum;
       }
     }
-  }
-  __syncthreads();
-  float* const partial =
-      view.outputs + static_cast<size_t>(item.first_partial + item.split.number) *
-                         static_cast<size_t>(kRows * lane.head_dim);
-  for (int i = t; i < kRows * lane.head_dim; i += kThreads) {
-    const int r = i / lane.head_dim;
-    const int d = i % lane.head_dim;
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += shared.output[(w * kRows + r) * kDim + d];
-    partial[i] = sum;
-  }
-}
-
-// What a split weighs beside the largest logit of all.
-__device__ __forceinline__ double SplitWeight(float peak, float largest) {
-  return peak == -INFINITY ? 0.0 : exp(static_cast<double>(peak) - static_cast<double>(largest));
-}
-
-// Largest logit and mass of each row over all splits, a warp for each row; and the row's lse.
-template <class Shape, int kRows>
-__device__ void MergeMasses(const Lane& lane, const Item& item, const float2* peaks,
-                            Shared<Shape, kRows>& shared) {
-  const int t = static_cast<int>(threadIdx.x);
-  const auto splits = static_cast<int>(item.split.count);
-  for (int r = t / kWarpThreads; r < kRows; r += kWarps) {
-    float peak = -INFINITY;
-    for (int x = t % kWarpThreads; x < splits; x += kWarpThreads) {
-      peak = fmaxf(peak, __ldcg(&peaks[x * kRows + r]).x);
-    }
-    peak = WarpJoin(peak, Larger{});
-    double mass = 0;
-    for (int x = t % kWarpThreads; x < splits; x += kWarpThreads) {
-      const float2 split = __ldcg(&peaks[x * kRows + r]);
-      mass += SplitWeight(split.x, peak) * static_cast<double>(split.y);
-    }
-    mass = WarpJoin(mass, Plus{});
-    if (t % kWarpThreads != 0) continue;
-    shared.merge_peak[r] = peak;
-    shared.merge_mass[r] = mass;
-    const uint32_t row = item.first_row + static_cast<uint32_t>(r);
-    if (row < lane.rows) {
-      lane.lse[row] = mass == 0 ? -INFINITY : static_cast<float>(peak + log(mass));
-    }
-  }
-  __syncthreads();
-}
-
-// Merges a tile's splits in their order, whichever block comes last: the same bits every time.
-template <class Shape, int kRows>
-__device__ void MergeSplits(const View& view, const Lane& lane, const Item& item,
-                            Shared<Shape, kRows>& shared) {
-  constexpr int kMine = (kRows * Shape::kHeadDimMax + kThreads - 1) / kThreads;
-  const int t = static_cast<int>(threadIdx.x);
-  const auto splits = static_cast<int>(item.split.count);
-  const int elements = kRows * lane.head_dim;
-  const float2* const peaks = view.peaks + static_cast<size_t>(item.first_partial) * kRows;
-  const float* const outputs =
-      view.outputs + static_cast<size_t>(item.first_partial) * static_cast<size_t>(elements);
-  MergeMasses<Shape, kRows>(lane, item, peaks, shared);
-  double sum[kMine] = {};
-  for (int base = 0; base < splits; base += kMergeSplits) {
-    const int batch = min(splits - base, kMergeSplits);
-    for (int i = t; i < batch * kRows; i += kThreads) {
-      shared.merge_weight[i] =
-          SplitWeight(__ldcg(&peaks[base * kRows + i]).x, shared.merge_peak[i % kRows]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int mine = 0; mine < kMine; ++mine) {
-      const int i = t + mine * kThreads;
-      if (i >= elements) continue;
-      const int r = i / lane.head_dim;
-      for (int x = 0; x < batch; ++x) {
-        const size_t at = static_cast<size_t>(base + x) * static_cast<size_t>(elements);
-        sum[mine] = fma(shared.merge_weight[x * kRows + r],
-                        static_cast<double>(__ldcg(outputs + at + i)), sum[mine]);
-      }
-    }
-    __syncthreads();
-  }
-#pragma unroll
-  for (int mine = 0; mine < kMine; ++mine) {
-    const int i = t + mine * kThreads;
-    if (i >= elements) continue;
-    const int r = i / lane.head_dim;
-    if (item.first_row + static_cast<uint32_t>(r) >= lane.rows) continue;
-    const double mass = shared.merge_mass[r];
-    lane.output[static_cast<size_t>(item.first_row) * static_cast<size_t>(lane.head_dim) +
-                static_cast<size_t>(i)] = mass == 0 ? 0.0F : static_cast<float>(sum[mine] / mass);
   }
 }
 
@@ -359,26 +134,201 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 3 : 5) AttendSplits(con
   Logits<Shape, kRows>(lane, item, shared, count);
   __syncthreads();
   Softmax<Shape, kRows>(view, lane, item, shared, count);
-  Values<Shape, kRows>(view, lane, item, shared, count);
+  Values<Shape, kRows>(lane, shared, count);
+  __syncthreads();
+  StoreSplit<Shape, kRows>(view, lane, item, shared);
+  if (!IsLastBlock(view.tickets + item.tile, item.split.count, &shared.is_last)) return;
+  MergeSplits<Shape, kRows>(view, lane, item, shared);
+}
+
+// --- Where each extent is wanted alone ---
+
+constexpr int kSplitParts = 8;  // Extents of a split; more would not leave their sums room.
+static_assert(kSplitParts <= kMergeSplits);
+
+// A split's extents. What they weigh in it lies in merge_weight, which nothing else needs till
+// then.
+template <class Shape, int kRows>
+struct PartsShared : Shared<Shape, kRows> {
+  int first_slot[kSplitParts + 1];       // Of each extent within the split, and the split's end.
+  float part_peak[kSplitParts * kRows];  // [extent, row]
+  float part_mass[kSplitParts * kRows];  // Relative to it.
+};
+
+// Where the split's extents begin and end; returns how many there are. Wait before they are read.
+template <class Shape, int kRows>
+__device__ int FindParts(const View& view, const Split& split, PartsShared<Shape, kRows>& shared) {
+  const auto parts = static_cast<int>(split.extents_end - split.first_extent);
+  for (int x = static_cast<int>(threadIdx.x); x < parts; x += kThreads) {
+    const PlacedExtent placed = view.extents[split.first_extent + static_cast<uint32_t>(x)];
+    const auto first = static_cast<int>(placed.first_slot - split.first_slot);
+    shared.first_slot[x] = first;
+    if (x == parts - 1) shared.first_slot[parts] = first + placed.extent.slots;
+  }
+  return parts;
+}
+
+// Where a part's answers of the tile's rows begin among all, in rows.
+__device__ __forceinline__ size_t PlaceOf(const Lane& lane, const Item& item, int x) {
+  const uint32_t extent = item.split.first_extent - lane.first_extent + static_cast<uint32_t>(x);
+  return static_cast<size_t>(extent) * lane.rows + item.first_row;
+}
+
+// shared.weight := e^(logit - peak of its extent), a warp for each extent and row; the logits go
+// out where they are wanted.
+template <class Shape, int kRows>
+__device__ void PartSoftmax(const Lane& lane, const Item& item, PartsShared<Shape, kRows>& shared,
+                            int parts) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpThreads;
+  for (int i = static_cast<int>(threadIdx.x) / kWarpThreads; i < parts * kRows; i += kWarps) {
+    const int r = i % kRows;
+    const int end = shared.first_slot[i / kRows + 1];
+    const uint32_t row = item.first_row + static_cast<uint32_t>(r);
+    float* const logits =
+        lane.logits == nullptr || row >= lane.rows
+            ? nullptr
+            : lane.logits + static_cast<size_t>(row) * lane.slots + item.split.first_slot;
+    float peak = -INFINITY;
+    for (int s = shared.first_slot[i / kRows] + thread; s < end; s += kWarpThreads) {
+      peak = fmaxf(peak, shared.weight[s * kRows + r]);
+    }
+    peak = WarpJoin(peak, Larger{});
+    float mass = 0;
+    for (int s = shared.first_slot[i / kRows] + thread; s < end; s += kWarpThreads) {
+      const float logit = shared.weight[s * kRows + r];
+      if (logits != nullptr) logits[s] = logit;
+      const float weight = logit == -INFINITY ? 0.0F : Exp(logit - peak);
+      shared.weight[s * kRows + r] = weight;
+      mass += weight;
+    }
+    mass = WarpJoin(mass, Plus{});
+    if (thread != 0) continue;
+    shared.part_peak[i] = peak;
+    shared.part_mass[i] = mass;
+  }
+}
+
+// What each extent weighs in its split; the extents' log-sum-exps go out, the split's peak and mass
+// to scratch.
+template <class Shape, int kRows>
+__device__ void WeighParts(const View& view, const Lane& lane, const Item& item,
+                           PartsShared<Shape, kRows>& shared, int parts) {
+  const int t = static_cast<int>(threadIdx.x);
+  const auto split_peak = [&](int r) {
+    float peak = -INFINITY;
+    for (int x = 0; x < parts; ++x) peak = fmaxf(peak, shared.part_peak[x * kRows + r]);
+    return peak;
+  };
+  for (int i = t; i < parts * kRows; i += kThreads) {
+    const int r = i % kRows;
+    const float peak = shared.part_peak[i];
+    shared.merge_weight[i] = SplitWeight(peak, split_peak(r));
+    if (item.first_row + static_cast<uint32_t>(r) >= lane.rows) continue;
+    const auto mass = static_cast<double>(shared.part_mass[i]);
+    lane.part_lse[PlaceOf(lane, item, i / kRows) + static_cast<size_t>(r)] =
+        peak == -INFINITY ? -INFINITY : static_cast<float>(static_cast<double>(peak) + log(mass));
+  }
+  __syncthreads();
+  if (t >= kRows) return;
+  double mass = 0;
+  for (int x = 0; x < parts; ++x) {
+    const int i = x * kRows + t;
+    mass += shared.merge_weight[i] * static_cast<double>(shared.part_mass[i]);
+  }
+  view.peaks[static_cast<size_t>(item.first_partial + item.split.number) * kRows +
+             static_cast<size_t>(t)] = make_float2(split_peak(t), static_cast<float>(mass));
+}
+
+// Weighted values of the warp's extents, one after the other: each divided goes out, and weighted
+// among the others of the split to shared.output.
+template <class Shape, int kRows>
+__device__ void PartValues(const Lane& lane, const Item& item, PartsShared<Shape, kRows>& shared,
+                           int parts) {
+  constexpr int kWidth = Shape::kWidth;
+  constexpr int kGroups = kWarpThreads / kWidth;  // Rows of V that a warp reads side by side.
+  const int t = static_cast<int>(threadIdx.x);
+  const int part = t % kWidth;
+  float* const sums = shared.output + t / kWarpThreads * kRows * Shape::kHeadDimMax;
+  for (int i = t % kWarpThreads; i < kRows * Shape::kHeadDimMax; i += kWarpThreads) sums[i] = 0;
+  __syncwarp();
+  for (int x = t / kWarpThreads; x < parts; x += kWarps) {
+    const int end = shared.first_slot[x + 1];
+    float output[kRows][Shape::kElements] = {};
+    for (int base = shared.first_slot[x]; base < end; base += kGroups * kInFlight) {
+      typename Shape::Raw raw[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const int s = base + u * kGroups + t % kWarpThreads / kWidth;
+        const bool is_seen = s < end && shared.key[s] != nullptr;
+        raw[u] = Shape::Load(is_seen ? shared.value[s] : nullptr, lane.head_dim, part);
+      }
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const int s = base + u * kGroups + t % kWarpThreads / kWidth;
+        if (s < end) AddValue<Shape, kRows>(raw[u], &shared.weight[s * kRows], output);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float mass = shared.part_mass[x * kRows + r];
+      const float share = mass == 0 ? 0.0F : 1.0F / mass;
+      const auto weight = static_cast<float>(shared.merge_weight[x * kRows + r]);
+      const bool is_row = item.first_row + static_cast<uint32_t>(r) < lane.rows;
+      float* const out = lane.part_output + (PlaceOf(lane, item, x) + static_cast<size_t>(r)) *
+                                                static_cast<size_t>(lane.head_dim);
+#pragma unroll
+      for (int e = 0; e < Shape::kElements; ++e) {
+        const float sum = JoinGroups<kWidth>(output[r][e]);
+        const int d = Shape::DimOf(part, e);
+        if (t % kWarpThreads >= kWidth || d >= lane.head_dim) continue;
+        if (is_row) out[d] = sum * share;
+        float& joined = sums[r * Shape::kHeadDimMax + d];
+        joined = fmaf(weight, sum, joined);
+      }
+    }
+  }
+}
+
+template <class Shape, int kRows>
+__global__ void __launch_bounds__(kThreads, kRows == 8 ? 3 : 4) AttendParts(const View view) {
+  __shared__ PartsShared<Shape, kRows> shared;
+  const Item item = view.items[blockIdx.x];
+  const Lane lane = view.lanes[item.split.lane];
+  const int parts = FindParts<Shape, kRows>(view, item.split, shared);
+  FindSlots<Shape, kRows>(view, lane, item, shared);
+  Logits<Shape, kRows>(lane, item, shared, shared.first_slot[parts]);
+  __syncthreads();
+  PartSoftmax<Shape, kRows>(lane, item, shared, parts);
+  __syncthreads();
+  WeighParts<Shape, kRows>(view, lane, item, shared, parts);
+  PartValues<Shape, kRows>(lane, item, shared, parts);
+  __syncthreads();
+  StoreSplit<Shape, kRows>(view, lane, item, shared);
   if (!IsLastBlock(view.tickets + item.tile, item.split.count, &shared.is_last)) return;
   MergeSplits<Shape, kRows>(view, lane, item, shared);
 }
 
 using Kernel = void (*)(View);
 
-// For tiles of 1, 4 or 8 rows.
-template <class Shape>
-Kernel ForRows(int rows) {
-  if (rows == 1) return &AttendSplits<Shape, 1>;
-  return rows == 4 ? &AttendSplits<Shape, 4> : &AttendSplits<Shape, 8>;
+template <class Shape, int kRows>
+Kernel KernelFor(bool with_parts) {
+  return with_parts ? &AttendParts<Shape, kRows> : &AttendSplits<Shape, kRows>;
 }
 
-// The lists of one launch: lanes that share dtype and head_dim.
+// For tiles of 1, 4 or 8 rows.
+template <class Shape>
+Kernel KernelForRows(int rows, bool with_parts) {
+  if (rows == 1) return KernelFor<Shape, 1>(with_parts);
+  return rows == 4 ? KernelFor<Shape, 4>(with_parts) : KernelFor<Shape, 8>(with_parts);
+}
+
+// The lists of one launch: lanes that share dtype and head_dim, and all want parts or none does.
 class Lists {
  public:
-  Lists(Dtype dtype, int head_dim, int tile_rows, size_t scratch_bytes_max)
+  Lists(Dtype dtype, int head_dim, bool with_parts, int tile_rows, size_t scratch_bytes_max)
       : dtype_(dtype),
         head_dim_(head_dim),
+        with_parts_(with_parts),
         tile_rows_(static_cast<uint32_t>(tile_rows)),
         partials_max_(scratch_bytes_max / (sizeof(float) * static_cast<size_t>(tile_rows) *
                                            static_cast<size_t>(head_dim))) {}
@@ -386,20 +336,30 @@ class Lists {
   void Add(const AttendArgs& args) {
     const size_t row_bytes = RowBytes(dtype_, head_dim_);
     const auto lane = static_cast<uint32_t>(lanes_.size());
-    const LaneSplits placed = PlaceExtents(args.extents, row_bytes, extents_);
+    const auto first_extent = static_cast<uint32_t>(extents_.size());
+    std::vector<Split> splits;
+    uint32_t slots = 0;
+    if (with_parts_) {
+      slots = AddWholeSplits(lane, args.extents, row_bytes, kSplitParts, extents_, splits);
+    } else {
+      const LaneSplits placed = PlaceExtents(args.extents, row_bytes, extents_);
+      slots = placed.slots;
+      AddSplits(lane, placed, splits);
+    }
     const auto rows = static_cast<uint32_t>(args.lse.size());
     lanes_.push_back({.query = args.query.data(),
                       .query_index = args.query_index.data(),
                       .output = args.output.data(),
                       .lse = args.lse.data(),
                       .logits = args.logits.empty() ? nullptr : args.logits.data(),
+                      .part_output = with_parts_ ? args.part_output.data() : nullptr,
+                      .part_lse = with_parts_ ? args.part_lse.data() : nullptr,
+                      .first_extent = first_extent,
                       .rows = rows,
                       .queries = static_cast<uint32_t>(args.queries),
-                      .slots = placed.slots,
+                      .slots = slots,
                       .head_dim = head_dim_,
                       .scale = args.scale});
-    std::vector<Split> splits;
-    AddSplits(lane, placed, splits);
     for (uint32_t row = 0; row < rows; row += tile_rows_) {
       if (partials_ > 0 && partials_ + splits.size() > partials_max_) CloseLaunch();
       for (const Split& split : splits) items_.push_back({split, row, tiles_, partials_});
@@ -428,7 +388,7 @@ class Lists {
                              stream.Scratch<float>(rows * static_cast<size_t>(head_dim_)));
     EBBTIDE_ASSIGN_OR_RETURN(view.peaks, stream.Scratch<float2>(rows));
     const Kernel kernel = WithRowShape(dtype_, head_dim_, [&](auto shape) {
-      return ForRows<decltype(shape)>(static_cast<int>(tile_rows_));
+      return KernelForRows<decltype(shape)>(static_cast<int>(tile_rows_), with_parts_);
     });
     size_t begin = 0;
     for (const size_t end : launch_ends_) {  // One, unless scratch is short.
@@ -444,6 +404,7 @@ class Lists {
  private:
   Dtype dtype_;
   int head_dim_;
+  bool with_parts_;
   uint32_t tile_rows_;
   std::vector<Lane> lanes_;
   std::vector<PlacedExtent> extents_;
@@ -455,20 +416,27 @@ class Lists {
   std::vector<size_t> launch_ends_;  // In items.
 };
 
+absl::Status RunLists(std::span<const AttendArgs* const> lanes, bool with_parts,
+                      CudaStream& stream) {
+  if (lanes.empty()) return absl::OkStatus();
+  size_t rows = 0;
+  for (const AttendArgs* args : lanes) rows = std::max(rows, args->lse.size());
+  const int tile_rows = rows <= 1 ? 1 : rows <= 4 ? 4 : 8;
+  Lists lists(lanes[0]->dtype, lanes[0]->head_dim, with_parts, tile_rows,
+              stream.scratch_bytes_max());
+  for (const AttendArgs* args : lanes) lists.Add(*args);
+  return lists.Run(stream);
+}
+
 }  // namespace
 
 absl::Status AttendCuda(std::span<const AttendArgs> lanes, CudaStream& stream) {
   for (const AttendArgs& args : lanes) CheckAttend(args);
   return ForEachShape(lanes, [&](std::span<const AttendArgs* const> group) {
-    size_t rows = 0;
-    for (const AttendArgs* args : group) rows = std::max(rows, args->lse.size());
-    Lists lists(group[0]->dtype, group[0]->head_dim,
-                rows <= 1   ? 1
-                : rows <= 4 ? 4
-                            : 8,
-                stream.scratch_bytes_max());
-    for (const AttendArgs* args : group) lists.Add(*args);
-    return lists.Run(stream);
+    std::vector<const AttendArgs*> plain, parted;
+    for (const AttendArgs* args : group) (args->part_lse.empty() ? plain : parted).push_back(args);
+    EBBTIDE_RETURN_IF_ERROR(RunLists(plain, /*with_parts=*/false, stream));
+    return RunLists(parted, /*with_parts=*/true, stream);
   });
 }
 

@@ -44,7 +44,9 @@ struct Asked {
     logits.resize(rows * lane.slots(), -1);
     slot_result.resize(lane.slots(), -1);
     mass.resize(lane.slots(), 0.5);
-    AttendReference(Attend());
+    part_lse.resize(extents.size() * rows, -1);
+    part_output.resize(part_lse.size() * lane.dim(), -1);
+    AttendReference(AttendParts());
   }
 
   // From here on the tokens lie in `buffer`, which holds nothing else, once these appends are run.
@@ -87,6 +89,12 @@ struct Asked {
             .lse = lse,
             .logits = logits};
   }
+  AttendArgs AttendParts() {
+    AttendArgs args = Attend();
+    args.part_output = part_output;
+    args.part_lse = part_lse;
+    return args;
+  }
   DamageArgs Damage() {
     return {.dtype = lane.options().dtype,
             .head_dim = lane.options().head_dim,
@@ -103,7 +111,7 @@ struct Asked {
   std::vector<Extent> extents;
   std::vector<float> query;
   std::vector<int32_t> query_index;
-  std::vector<float> output, lse, logits, slot_result, norms;
+  std::vector<float> output, lse, logits, part_output, part_lse, slot_result, norms;
   std::vector<double> mass;
   std::vector<std::byte*> key_slot, value_slot;
 };
@@ -180,6 +188,16 @@ TEST_P(BackendTest, AttendAnswersAsTheReference) {
   ExpectReference<AttendArgs, float>(lanes, lanes, &AttendReference,
                                      {&AttendArgs::output, &AttendArgs::lse, &AttendArgs::logits},
                                      1e-5);
+}
+
+TEST_P(BackendTest, AttendOverEachExtentAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<AttendArgs> lanes;
+  for (const auto& lane : asked) lanes.push_back(lane->AttendParts());
+  ExpectReference<AttendArgs, float>(
+      lanes, lanes, &AttendReference,
+      {&AttendArgs::output, &AttendArgs::lse, &AttendArgs::part_output, &AttendArgs::part_lse},
+      1e-5);
 }
 
 TEST_P(BackendTest, AttendGivesTheSameBitsInAnyCompany) {

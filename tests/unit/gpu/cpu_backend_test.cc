@@ -80,13 +80,15 @@ struct Attend {
     }
   }
   struct Answer {
-    std::vector<float> output, lse, logits;
+    std::vector<float> output, lse, logits, part_output, part_lse;
     friend bool operator==(const Answer&, const Answer&) = default;
   };
   AttendArgs Into(Answer& answer) const {
     answer.output.assign(query.size(), -1);
     answer.lse.assign(query.size() / lane.dim(), -1);
     answer.logits.assign(answer.lse.size() * lane.slots(), -1);
+    answer.part_lse.assign(with_parts ? lane.extents().size() * answer.lse.size() : 0, -1);
+    answer.part_output.assign(answer.part_lse.size() * lane.dim(), -1);
     return {.dtype = lane.options().dtype,
             .head_dim = lane.options().head_dim,
             .group = group,
@@ -97,12 +99,15 @@ struct Attend {
             .query_index = query_index,
             .output = answer.output,
             .lse = answer.lse,
-            .logits = answer.logits};
+            .logits = answer.logits,
+            .part_output = answer.part_output,
+            .part_lse = answer.part_lse};
   }
 
   SampleLane lane;
   int group;
   int queries;
+  bool with_parts = false;
   std::vector<float> query;
   std::vector<int32_t> query_index;
 };
@@ -111,15 +116,19 @@ struct Attend {
 TEST_P(CpuBackendTest, AttendGivesTheBitsOfEachLaneAloneForAnyNumberOfThreads) {
   std::mt19937_64 random(test::RandomSeed());
   std::vector<std::unique_ptr<Attend>> attends;
-  const auto add = [&](int slots, int group, int queries) {
+  const auto add = [&](int slots, int group, int queries, bool with_parts) {
     attends.push_back(std::make_unique<Attend>(
         SampleLane::Options{.head_dim = 40, .slots = slots, .empty_one_in = 9}, group, queries,
         random));
+    attends.back()->with_parts = with_parts;
   };
-  add(20 * static_cast<int>(kAttendRunSlots) + 77, 2, 1);
-  add(100, 4, 1);
-  add(2 * static_cast<int>(kAttendRunSlots), 3, 50);  // Three blocks of rows.
-  add(1, 1, 1);
+  constexpr int kRun = static_cast<int>(kAttendRunSlots);
+  for (const bool with_parts : {false, true}) {
+    add(20 * kRun + 77, 2, 1, with_parts);
+    add(100, 4, 1, with_parts);
+    add(2 * kRun, 3, 50, with_parts);  // Three blocks of rows.
+    add(1, 1, 1, with_parts);
+  }
   std::vector<Attend::Answer> alone(attends.size());
   std::vector<Attend::Answer> together(attends.size());
   std::vector<AttendArgs> batch;
@@ -135,15 +144,17 @@ TEST_P(CpuBackendTest, AttendGivesTheBitsOfEachLaneAloneForAnyNumberOfThreads) {
 
 TEST_P(CpuBackendTest, OneLongLaneIsSharedAndGivesTheSameBits) {
   std::mt19937_64 random(test::RandomSeed());
-  const Attend attend({.head_dim = 24, .slots = 40 * static_cast<int>(kAttendRunSlots)}, 1, 1,
-                      random);
-  Attend::Answer alone, together;
-  AttendCpu(attend.Into(alone));
+  Attend attend({.head_dim = 24, .slots = 40 * static_cast<int>(kAttendRunSlots)}, 1, 1, random);
+  for (const bool with_parts : {false, true}) {
+    attend.with_parts = with_parts;
+    Attend::Answer alone, together;
+    AttendCpu(attend.Into(alone));
 
-  const std::vector<AttendArgs> batch = {attend.Into(together)};
-  Run(batch);
+    const std::vector<AttendArgs> batch = {attend.Into(together)};
+    Run(batch);
 
-  EXPECT_EQ(together, alone);
+    EXPECT_EQ(together, alone);
+  }
 }
 
 TEST_P(CpuBackendTest, CallersShareItWithoutMixingTheirAnswers) {

@@ -47,8 +47,16 @@ struct AttendCall {
     output.resize(query.size());
     lse.resize(rows);
     logits.resize(rows * lane.slots());
+    part_lse.resize(lane.extents().size() * rows);
+    part_output.resize(part_lse.size() * lane.dim());
   }
 
+  AttendArgs WithParts() {
+    AttendArgs args = Args();
+    args.part_output = part_output;
+    args.part_lse = part_lse;
+    return args;
+  }
   AttendArgs Args() {
     return {.dtype = lane.options().dtype,
             .head_dim = lane.options().head_dim,
@@ -67,7 +75,7 @@ struct AttendCall {
   int queries;
   std::vector<float> query;
   std::vector<int32_t> query_index;
-  std::vector<float> output, lse, logits;
+  std::vector<float> output, lse, logits, part_output, part_lse;
 };
 
 TEST_F(CudaLanesTest, AttendGivesALaneTheSameBitsAloneAndInAnyCompanyAndOrder) {
@@ -101,6 +109,44 @@ TEST_F(CudaLanesTest, AttendGivesALaneTheSameBitsAloneAndInAnyCompanyAndOrder) {
       EXPECT_EQ(calls[i]->output, alone[3 * i]) << "lane " << i << " seed " << seed;
       EXPECT_EQ(calls[i]->lse, alone[3 * i + 1]) << "lane " << i << " seed " << seed;
       EXPECT_EQ(calls[i]->logits, alone[3 * i + 2]) << "lane " << i << " seed " << seed;
+    }
+  }
+}
+
+// Some lanes want their extents alone and some do not; tiles are of 1 row, of 4 and of 8.
+TEST_F(CudaLanesTest, AttendPartsAreTheSameBitsAloneAndInAnyCompanyAndOrder) {
+  std::mt19937_64 random(test::RandomSeed());
+  std::vector<std::unique_ptr<AttendCall>> calls;
+  std::vector<std::vector<float>> alone;
+  std::vector<AttendArgs> together;
+  for (const auto& [head_dim, slots, queries] :
+       {std::tuple(64, 1, 1), {64, 700, 1}, {64, 300, 2}, {64, 520, 7}, {33, 300, 1}}) {
+    calls.push_back(std::make_unique<AttendCall>(Dtype::kF16, head_dim, slots, queries, random));
+    AttendOnCuda(calls.back()->WithParts());
+    for (std::vector<float>* answer : {&calls.back()->part_output, &calls.back()->part_lse,
+                                       &calls.back()->output, &calls.back()->lse}) {
+      alone.push_back(*answer);
+      answer->assign(answer->size(), -1.0F);
+    }
+    together.push_back(calls.back()->WithParts());
+  }
+  AttendCall plain(Dtype::kF16, 64, 400, 3, random);
+  together.insert(together.begin() + 1, plain.Args());
+  AttendOnCuda(plain.Args());
+  const std::vector<float> plain_alone = plain.output;
+
+  for (const uint32_t seed : {0U, 1U, 2U}) {
+    cuemu::SetSeed(seed);
+    RunOnCuda<AttendArgs>(&AttendCuda, together);
+
+    EXPECT_EQ(plain.output, plain_alone) << "seed " << seed;
+    auto expected = alone.begin();
+    for (const auto& call : calls) {
+      for (std::vector<float>* answer :
+           {&call->part_output, &call->part_lse, &call->output, &call->lse}) {
+        EXPECT_EQ(*answer, *expected++) << "lane " << &call - calls.data() << " seed " << seed;
+        answer->assign(answer->size(), -1.0F);
+      }
     }
   }
 }

@@ -74,6 +74,32 @@ TEST_P(CudaGridTest, Attend) {
   });
 }
 
+TEST_P(CudaGridTest, AttendParts) {
+  ForEachGroup([&](int head_dim, int group) {
+    for (const int queries : {1, 3}) {
+      const GridLane lane(GridLane::Size(GetParam(), head_dim), group, queries, random_);
+      GridLane::Answer answer = lane.NoAnswer();
+      const size_t parts = lane.lane().extents().size() * lane.rows();
+      std::vector<float> output(parts * lane.lane().dim()), lse(parts);
+      std::vector<float> expected_output = output, expected_lse = lse;
+      AttendArgs args = lane.Args(answer);
+      args.part_output = expected_output;
+      args.part_lse = expected_lse;
+      AttendReference(args);
+      args.part_output = output;
+      args.part_lse = lse;
+
+      AttendOnCuda(args);
+
+      ExpectNear(output, expected_output, 1e-6, 1e-6);
+      ExpectNear(lse, expected_lse, 2e-6, 2e-6);
+      ExpectNear(answer.output, lane.answer().output, 1e-6, 1e-6);
+      ExpectNear(answer.lse, lane.answer().lse, 2e-6, 2e-6);
+      ExpectNear(answer.logits, lane.answer().logits, 1e-6, 2e-6);
+    }
+  });
+}
+
 TEST_P(CudaGridTest, Merge) {
   ForEachGroup([&](int head_dim, int group) {
     const SampleLane::Options size = GridLane::Size(GetParam(), head_dim);

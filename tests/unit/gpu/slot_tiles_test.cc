@@ -67,6 +67,39 @@ TEST(SlotTilesTest, ListsVisibleSlotsInOrderInFullTiles) {
   });
 }
 
+TEST(SlotTilesTest, TilesEndWithExtentsWhereThatIsAskedFor) {
+  test::ForEachSeed(20, [](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const SampleLane lane({.head_dim = 3,
+                           .slots = static_cast<int>(1 + random() % 400),
+                           .extent_slots = static_cast<int>(1 + random() % 64),
+                           .empty_one_in = static_cast<int>(random() % 3)},
+                          random);
+    const std::vector<Extent>& extents = lane.extents();
+    const size_t count = 1 + random() % extents.size();
+    SlotTiles tiles({.extents = extents,
+                     .count = count,
+                     .row_bytes = 6,
+                     .index_limit = 1000,
+                     .ends_with_extents = true});
+
+    size_t next = 0;
+    while (tiles.Advance()) {
+      const SlotTile& tile = tiles.tile();
+      ASSERT_GE(tile.extent, next);
+      for (; next < tile.extent; ++next) {
+        ASSERT_TRUE(Visible({&extents[next], 1}, 6, 1000).empty()) << "left out " << next;
+      }
+      std::vector<Listed> listed;
+      AppendTile(tile, listed);
+      for (Listed& slot : listed) slot.column -= static_cast<int32_t>(next) * extents[0].slots;
+      ASSERT_EQ(listed, Visible({&extents[next++], 1}, 6, 1000));
+    }
+
+    for (; next < count; ++next) ASSERT_TRUE(Visible({&extents[next], 1}, 6, 1000).empty());
+  });
+}
+
 TEST(SlotTilesTest, LooksPastTheListedExtentsWithoutListingThem) {
   std::mt19937_64 random(test::RandomSeed());
   const SampleLane lane({.head_dim = 3, .slots = 60, .extent_slots = 20}, random);
