@@ -27,6 +27,7 @@
 #include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
+#include "gpu/kernels/page_damage.h"
 #include "gpu/kernels/window.h"
 
 namespace ebbtide::gpu {
@@ -79,7 +80,7 @@ using Batch = std::variant<
     std::span<const CodeErrorArgs>, std::span<const DamageArgs>, FastDamage,
     std::span<const DecodeArgs>, std::span<const DigestArgs>, std::span<const EncodeArgs>,
     std::span<const GatherArgs>, std::span<const GeometryArgs>, std::span<const MassArgs>,
-    std::span<const MergeArgs>, std::span<const ValueDistanceArgs>,
+    std::span<const MergeArgs>, std::span<const PageDamageArgs>, std::span<const ValueDistanceArgs>,
     std::span<const WeightedValueArgs>, std::span<const WindowArgs>, std::span<const ZeroArgs>>;
 
 // Thread-safe; a stream belongs to one thread at a time.

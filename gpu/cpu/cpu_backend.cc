@@ -46,6 +46,7 @@ struct Runner {
   void operator()(std::span<const GeometryArgs> lanes) const { Each(lanes, &KeyDiffCpu); }
   void operator()(std::span<const MassArgs> lanes) const { Each(lanes, &MassCpu); }
   void operator()(std::span<const MergeArgs> lanes) const { Each(lanes, &MergeCpu); }
+  void operator()(std::span<const PageDamageArgs> lanes) const { Each(lanes, &PageDamageCpu); }
   void operator()(std::span<const ValueDistanceArgs> lanes) const {
     Each(lanes, &ValueDistanceCpu);
   }

@@ -131,6 +131,17 @@ inline void Bring(MergeArgs& args, CarriedArrays& arrays) {
   arrays.InOut(args.lse);
 }
 
+inline void Bring(PageDamageArgs& args, CarriedArrays& arrays) {
+  CheckPageDamage(args);
+  arrays.In(args.part_output);
+  arrays.In(args.part_lse);
+  arrays.In(args.output);
+  arrays.In(args.lse);
+  arrays.In(args.rest_output);
+  arrays.In(args.rest_lse);
+  arrays.Out(args.damage);
+}
+
 inline void Bring(ValueDistanceArgs& args, CarriedArrays& arrays) {
   CheckValueDistance(args);
   arrays.In(args.output);

@@ -158,6 +158,9 @@ struct Runner {
   absl::Status operator()(std::span<const MergeArgs> lanes) const {
     return Each(lanes, &MergeCuda);
   }
+  absl::Status operator()(std::span<const PageDamageArgs> lanes) const {
+    return Each(lanes, &PageDamageCuda);
+  }
   absl::Status operator()(std::span<const ValueDistanceArgs> lanes) const {
     return Each(lanes, &ValueDistanceCuda);
   }

@@ -28,6 +28,7 @@
 #include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
+#include "gpu/kernels/page_damage.h"
 #include "gpu/kernels/select.h"
 #include "gpu/kernels/window.h"
 
@@ -51,6 +52,7 @@ absl::Status KeyDiffCuda(std::span<const GeometryArgs> lanes, CudaStream& stream
 absl::Status MassCuda(std::span<const MassArgs> lanes, CudaStream& stream);
 absl::Status MaxPoolCuda(std::span<const PoolArgs> lanes, CudaStream& stream);
 absl::Status MergeCuda(std::span<const MergeArgs> lanes, CudaStream& stream);
+absl::Status PageDamageCuda(std::span<const PageDamageArgs> lanes, CudaStream& stream);
 absl::Status ValueDistanceCuda(std::span<const ValueDistanceArgs> lanes, CudaStream& stream);
 absl::Status WeightedValueCuda(std::span<const WeightedValueArgs> lanes, CudaStream& stream);
 absl::Status WindowCuda(std::span<const WindowArgs> lanes, CudaStream& stream);

@@ -237,6 +237,30 @@ TEST_P(BackendTest, DamageBesideARestAnswersAsTheReference) {
   ExpectReference<DamageArgs, float>(lanes, lanes, &DamageReference, {&DamageArgs::damage}, 1e-4);
 }
 
+TEST_P(BackendTest, PageDamageAnswersAsTheReference) {
+  const auto asked = AskedLanes();
+  std::vector<PageDamageArgs> lanes;
+  for (const bool has_rest : {false, true}) {
+    const std::vector<float> rest_output(3 * 24, 0.25F), rest_lse(3, 0.5F);
+    lanes.clear();
+    for (const auto& lane : asked) {
+      lanes.push_back({.head_dim = lane->lane.options().head_dim,
+                       .rows = static_cast<int>(lane->rows),
+                       .pages = static_cast<int>(lane->extents.size()),
+                       .part_output = lane->part_output,
+                       .part_lse = lane->part_lse,
+                       .output = lane->output,
+                       .lse = lane->lse,
+                       .damage = std::span(lane->slot_result).first(lane->extents.size())});
+      if (!has_rest) continue;
+      lanes.back().rest_output = rest_output;
+      lanes.back().rest_lse = rest_lse;
+    }
+    ExpectReference<PageDamageArgs, float>(lanes, lanes, &PageDamageReference,
+                                           {&PageDamageArgs::damage}, 1e-5);
+  }
+}
+
 TEST_P(BackendTest, WeightedValueAnswersAsTheReference) {
   const auto asked = AskedLanes();
   std::vector<WeightedValueArgs> lanes;

@@ -209,6 +209,47 @@ TEST_F(CudaLanesTest, MergeJoinsEachLaneWithItsOwnPart) {
   }
 }
 
+TEST_F(CudaLanesTest, PageDamageIsTheSameBitsAloneAndInAnyCompanyAndOrder) {
+  std::mt19937_64 random(test::RandomSeed());
+  struct Pages {
+    int rows, pages, head_dim;
+    std::vector<float> part_output, part_lse, output, lse, damage;
+  };
+  std::vector<Pages> all;
+  for (const auto& [rows, pages, head_dim] :
+       {std::tuple(3, 20, 64), {1, 0, 64}, {40, 9, 33}, {1, 1, 256}, {2, 130, 8}}) {
+    const auto r = static_cast<size_t>(rows);
+    const auto parts = r * static_cast<size_t>(pages);
+    const auto dim = static_cast<size_t>(head_dim);
+    all.push_back({rows, pages, head_dim, RandomNumbers<float>(parts * dim, random),
+                   RandomNumbers<float>(parts, random), RandomNumbers<float>(r * dim, random),
+                   std::vector<float>(r, 2.5F), std::vector<float>(static_cast<size_t>(pages))});
+    for (float& lse : all.back().part_lse) lse *= 2;  // Some pages hold more than half.
+  }
+  std::vector<PageDamageArgs> lanes;
+  std::vector<std::vector<float>> alone;
+  for (Pages& each : all) {
+    lanes.push_back({.head_dim = each.head_dim,
+                     .rows = each.rows,
+                     .pages = each.pages,
+                     .part_output = each.part_output,
+                     .part_lse = each.part_lse,
+                     .output = each.output,
+                     .lse = each.lse,
+                     .damage = each.damage});
+    PageDamageOnCuda(lanes.back());
+    alone.push_back(each.damage);
+  }
+  for (const uint32_t seed : kSeeds) {
+    cuemu::SetSeed(seed);
+    for (Pages& each : all) each.damage.assign(each.damage.size(), -1.0F);
+
+    RunOnCuda<PageDamageArgs>(&PageDamageCuda, lanes);
+
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].damage, alone[i]) << i << " " << seed;
+  }
+}
+
 TEST_F(CudaLanesTest, MassAndPoolGiveALaneTheSameBitsAloneAndInCompany) {
   std::mt19937_64 random(test::RandomSeed());
   std::vector<std::vector<float>> logits, lse, pooled, pooled_alone;

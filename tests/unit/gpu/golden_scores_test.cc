@@ -20,7 +20,7 @@
 #include "gpu/kernels/digest.h"
 #include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
-#include "gpu/kernels/merge.h"
+#include "gpu/kernels/page_damage.h"
 #include "gpu/kernels/window.h"
 #include "gpu/outward.h"
 #include "tests/unit/gpu/each_target.h"
@@ -316,14 +316,7 @@ TEST_P(GoldenScoreTest, FastCaote) {
   }
 }
 
-// A partial attention of one row.
-struct Partial {
-  std::vector<float> output;
-  std::vector<float> lse = {-INFINITY};
-};
-
-// The page form of CAOTE needs no kernel of its own: of partials (o_P, l_P) of each page, the exact
-// error of losing P is w_P |o_rest - o_P| (identity 4 of docs/policies.md).
+// Attention over each page alone, in the pass that attends to all, and the error of losing each.
 TEST_P(GoldenScoreTest, CaotePages) {
   for (const Case& golden : Cases("caote_pages")) {
     SCOPED_TRACE(golden.name);
@@ -336,50 +329,40 @@ TEST_P(GoldenScoreTest, CaotePages) {
     query[0] = 1;
     const auto page = golden.inputs.at("page").get<size_t>();
     const auto last = static_cast<int32_t>(values.slots());
-
-    std::vector<Partial> pages;
+    std::vector<Extent> pages;
     for (size_t first = 0; first < values.slots(); first += page) {
       const size_t at = first * values.dim();
-      const Extent extent{.key = reinterpret_cast<const std::byte*>(&keys[at]),
-                          .value = reinterpret_cast<const std::byte*>(&values.rows[at]),
-                          .index = &values.index[first],
-                          .slots = static_cast<int>(std::min(page, values.slots() - first))};
-      Partial& partial = pages.emplace_back();
-      partial.output.resize(values.dim());
-      Choose(&AttendReference, &AttendCpu, &AttendOnCuda)({.dtype = Dtype::kF32,
-                                                           .head_dim = values.head_dim,
-                                                           .scale = 1,
-                                                           .extents = {&extent, 1},
-                                                           .query = query,
-                                                           .query_index = {&last, 1},
-                                                           .output = partial.output,
-                                                           .lse = partial.lse,
-                                                           .logits = {}});
+      pages.push_back({.key = reinterpret_cast<const std::byte*>(&keys[at]),
+                       .value = reinterpret_cast<const std::byte*>(&values.rows[at]),
+                       .index = &values.index[first],
+                       .slots = static_cast<int>(std::min(page, values.slots() - first))});
     }
+    std::vector<float> output(values.dim()), lse(1), damage(pages.size());
+    std::vector<float> part_output(pages.size() * values.dim()), part_lse(pages.size());
 
-    std::vector<float> score;
+    Choose(&AttendReference, &AttendCpu, &AttendOnCuda)({.dtype = Dtype::kF32,
+                                                         .head_dim = values.head_dim,
+                                                         .scale = 1,
+                                                         .extents = pages,
+                                                         .query = query,
+                                                         .query_index = {&last, 1},
+                                                         .output = output,
+                                                         .lse = lse,
+                                                         .logits = {},
+                                                         .part_output = part_output,
+                                                         .part_lse = part_lse});
+    Choose(&PageDamageReference, &PageDamageCpu,
+           &PageDamageOnCuda)({.head_dim = values.head_dim,
+                               .pages = static_cast<int>(pages.size()),
+                               .part_output = part_output,
+                               .part_lse = part_lse,
+                               .output = output,
+                               .lse = lse,
+                               .damage = damage});
     std::vector<float> mass;
-    for (const Partial& lost : pages) {
-      Partial rest{std::vector<float>(values.dim()), {-INFINITY}};
-      for (const Partial& other : pages) {
-        if (&other == &lost) continue;
-        Choose(&MergeReference, &MergeCpu, &MergeOnCuda)({.rows = 1,
-                                                          .head_dim = values.head_dim,
-                                                          .part_output = other.output,
-                                                          .part_lse = other.lse,
-                                                          .output = rest.output,
-                                                          .lse = rest.lse});
-      }
-      const double weight = 1 / (1 + std::exp(static_cast<double>(rest.lse[0]) - lost.lse[0]));
-      double squares = 0;
-      for (size_t d = 0; d < values.dim(); ++d) {
-        squares += std::pow(static_cast<double>(rest.output[d]) - lost.output[d], 2.0);
-      }
-      mass.push_back(static_cast<float>(weight));
-      score.push_back(static_cast<float>(weight * std::sqrt(squares)));
-    }
+    for (const float each : part_lse) mass.push_back(std::exp(each - lse[0]));
 
-    ExpectClose(score, golden.expect.at("score"), "score");
+    ExpectClose(damage, golden.expect.at("score"), "score");
     ExpectClose(mass, golden.expect.at("mass"), "mass");
   }
 }
@@ -544,16 +527,15 @@ TEST_P(GoldenBoundTest, ResidualBound) {
                         .index = index.data(),
                         .slots = static_cast<int>(resident)};
     const auto last = static_cast<int32_t>(resident);
-    Partial answer;
-    answer.output.resize(row);
+    std::vector<float> output(row), lse(1);
     Choose(&AttendReference, &AttendCpu, &AttendOnCuda)({.dtype = Dtype::kF32,
                                                          .head_dim = pages.dim,
                                                          .scale = 1,
                                                          .extents = {&extent, 1},
                                                          .query = query,
                                                          .query_index = {&last, 1},
-                                                         .output = answer.output,
-                                                         .lse = answer.lse,
+                                                         .output = output,
+                                                         .lse = lse,
                                                          .logits = {}});
     const Bounds bounds = Bound(pages, query, pages.tokens, {});
     std::vector<float> distance(pages.tokens.size());
@@ -561,11 +543,11 @@ TEST_P(GoldenBoundTest, ResidualBound) {
            &ValueDistanceOnCuda)({.head_dim = pages.dim,
                                   .rows = 1,
                                   .pages = static_cast<int>(pages.tokens.size()),
-                                  .output = answer.output,
+                                  .output = output,
                                   .digest = pages.pointers,
                                   .distance = distance});
 
-    const double known = std::exp(static_cast<double>(answer.lse[0]));
+    const double known = std::exp(static_cast<double>(lse[0]));
     double low = known;
     double high = 0;
     double reach = 0;

@@ -15,6 +15,7 @@
 #include "gpu/kernels/geometry.h"
 #include "gpu/kernels/mass.h"
 #include "gpu/kernels/merge.h"
+#include "gpu/kernels/page_damage.h"
 #include "gpu/kernels/select.h"
 #include "gpu/kernels/window.h"
 #include "tests/unit/gpu/kernel_grid.h"
@@ -125,6 +126,45 @@ TEST_P(CudaScoreGridTest, Damage) {
 
     ExpectNear(damage, expected, 1.1e-5, 1e-30);  // a |o - v| is no more than the damage.
     ExpectSameVictims(lane, damage, expected);
+  });
+}
+
+// Of a lane's extents and, at the end, its first once more.
+TEST_P(CudaScoreGridTest, PageDamage) {
+  ForEachGroup([&](int head_dim, int group) {
+    const GridLane lane = Lane(head_dim, group);
+    const DamageCall call(lane, Lane(head_dim, group));
+    GridLane::Answer answer = lane.NoAnswer();
+    std::vector<Extent> pages = lane.lane().extents();
+    pages.push_back(pages[0]);
+    std::vector<float> part_output(pages.size() * answer.output.size());
+    std::vector<float> part_lse(pages.size() * lane.rows());
+    AttendArgs attend = lane.Args(answer);
+    attend.extents = pages;
+    attend.logits = {};
+    attend.part_output = part_output;
+    attend.part_lse = part_lse;
+    AttendReference(attend);
+    const auto damage_by = [&](void (*damage_of)(const PageDamageArgs&)) {
+      std::vector<float> damage(pages.size(), -1.0F);
+      damage_of({.head_dim = head_dim,
+                 .rows = static_cast<int>(lane.rows()),
+                 .pages = static_cast<int>(pages.size()),
+                 .part_output = part_output,
+                 .part_lse = part_lse,
+                 .output = answer.output,
+                 .lse = answer.lse,
+                 .rest_output = call.rest.output,
+                 .rest_lse = call.rest.lse,
+                 .damage = damage});
+      return damage;
+    };
+    const std::vector<float> expected = damage_by(&PageDamageReference);
+
+    const std::vector<float> damage = damage_by(&PageDamageOnCuda);
+
+    ExpectNear(damage, expected, 1.1e-5, 1e-30);
+    EXPECT_EQ(damage.front(), damage.back());
   });
 }
 

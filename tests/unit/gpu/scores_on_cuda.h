@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of scores (damage, geometry) as the contracts' tests call them: see on_cuda.h.
+// The CUDA kernels of scores (damage, geometry, page damage) as the contracts' tests call them: see
+// on_cuda.h.
 
 #pragma once
 
 #include "gpu/kernels/damage.h"
 #include "gpu/kernels/geometry.h"
+#include "gpu/kernels/page_damage.h"
 #include "tests/unit/gpu/on_cuda.h"
 
 namespace ebbtide::gpu {
@@ -21,6 +23,9 @@ inline void FastDamageOnCuda(const DamageArgs& args) {
 inline void KeyDiffOnCuda(const GeometryArgs& args) {
   RunOnCuda<GeometryArgs>(&KeyDiffCuda, {&args, 1});
 }
+inline void PageDamageOnCuda(const PageDamageArgs& args) {
+  RunOnCuda<PageDamageArgs>(&PageDamageCuda, {&args, 1});
+}
 inline void WeightedValueOnCuda(const WeightedValueArgs& args) {
   RunOnCuda<WeightedValueArgs>(&WeightedValueCuda, {&args, 1});
 }
@@ -30,6 +35,7 @@ inline void WeightedValueOnCuda(const WeightedValueArgs& args) {
 inline void DamageOnCuda(const DamageArgs& /*args*/) {}
 inline void FastDamageOnCuda(const DamageArgs& /*args*/) {}
 inline void KeyDiffOnCuda(const GeometryArgs& /*args*/) {}
+inline void PageDamageOnCuda(const PageDamageArgs& /*args*/) {}
 inline void WeightedValueOnCuda(const WeightedValueArgs& /*args*/) {}
 
 #endif
