@@ -37,7 +37,9 @@ struct DamageArgs {
 //             damage[s] = sqrt(sum_r (a/(1-a) * |centre[r] - value[s]|)^2)
 //             where a > 1/2 the leave-one-out form a * |o_without_s - value[s]| is used, from the
 //             logits and values of all others (rest included): no cancellation however near a is to
-//             1. Without any others o_without_s is 0, as attention over nothing is.
+//             1. Without any others o_without_s is 0, as attention over nothing is. Two slots of
+//             one logit have half each at most, whatever rounding says: equal ones have equal
+//             damage.
 //   Numerics  f32, where a > 1/2 f64; CPU and CUDA within
 //             1e-5 * damage + 1e-6 * a * |o - v| + 1e-30 of the reference; always finite; rows
 //             whose lse is -inf add nothing

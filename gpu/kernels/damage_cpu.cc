@@ -93,9 +93,10 @@ class DamageKernel {
       }
       return;
     }
-    // Rounding can make two of two equal weights pass 1/2; the first is enough.
     const auto slot =
         static_cast<size_t>(std::find(logits, logits + slots_, static_cast<float>(peak)) - logits);
+    // Rounding can make two of two equal weights pass 1/2: the usual form serves both.
+    if (std::find(logits + slot + 1, logits + slots_, logits[slot]) != logits + slots_) return;
     Dominant dominant{.row = r, .slot = slot, .logit = peak};
     dominant.peak = std::max(Peak(logits, slot), Peak(logits + slot + 1, slots_ - slot - 1));
     if (!args_.rest_lse.empty()) {
@@ -134,8 +135,9 @@ class DamageKernel {
     CopyLogits(tile, row, weight);
     const Floats lse = hn::Set(f, args_.lse[row]);
     for (int j = 0; j < tile.slots; j += kLanes) {
-      const Floats a = Exp(hn::Sub(hn::Load(f, weight + j), lse));
+      Floats a = Exp(hn::Sub(hn::Load(f, weight + j), lse));
       // No cancellation: a passes 1/2 in dominant slots only, or by a rounding.
+      if (kFormula == Formula::kExact) a = hn::Min(a, hn::Set(f, 0.5F));
       const Floats others = hn::Max(hn::Sub(hn::Set(f, 1.0F), a), hn::Set(f, 0x1p-24F));
       hn::Store(hn::Mul(hn::Div(a, others), hn::Set(f, kLift)), f, weight + j);
     }

@@ -4,7 +4,7 @@
 // its rows, four at a time; rows of V are shared by 8 to 32 threads as in attend_cuda.cu.
 //
 // A weight above 1/2 needs attention without its slot. A row has one such slot at most (of two
-// halves, the usual form serves the second), found in a launch of its own that reads logits alone.
+// halves, the usual form serves both), found in a launch of its own that reads logits alone.
 // What the other slots add up to is a second pass over the split's values, in f64, and the lane's
 // last block joins splits in their order.
 
@@ -93,17 +93,22 @@ __global__ void __launch_bounds__(kThreads, 8) FindHeavy(const View view) {
     const float* const logits = lane.logits + static_cast<size_t>(r) * lane.slots;
     float largest = -INFINITY;
     int at = slots;
+    int count = 0;  // Slots of that logit.
     for (int s = thread; s < slots; s += kWarpThreads) {
       if (logits[s] > largest) {
         largest = logits[s];
         at = s;
+        count = 1;
+      } else if (logits[s] == largest) {
+        ++count;
       }
     }
     const float all = WarpJoin(largest, Larger{});
     at = WarpJoin(largest == all ? at : slots, Lesser{});
+    count = WarpJoin(largest == all ? count : 0, Plus{});
     if (thread != 0) continue;
     const bool is_heavy =
-        at < slots && lane.lse[r] != -INFINITY && exp(LogWeight(lane, r, at)) > 0.5;
+        at < slots && count == 1 && lane.lse[r] != -INFINITY && exp(LogWeight(lane, r, at)) > 0.5;
     view.heavy[lane.first_row + static_cast<uint32_t>(r)] = {is_heavy ? at : kNoSlot, nullptr, 0,
                                                              0};
   }
@@ -124,10 +129,12 @@ __device__ void FindValues(const View& view, const Split& split, int head_dim,
   __syncthreads();
 }
 
-// (a / (1 - a))^2 * squares, of a row that is not heavy there.
+// (a / (1 - a))^2 * squares, of a row that is not heavy there: what is above 1/2 is rounding.
+template <bool kIsFast>
 __device__ __forceinline__ double SquaredDamage(double log_weight, float squares) {
   const double rest = fmax(-expm1(log_weight), 0x1p-24);
-  const double factor = exp(log_weight) / rest;
+  const double odds = exp(log_weight) / rest;
+  const double factor = kIsFast ? odds : fmin(odds, 1.0);
   return factor * factor * static_cast<double>(squares);
 }
 
@@ -183,7 +190,7 @@ __device__ void TileDamage(const View& view, const Lane& lane, const Split& spli
       double damage = 0;
       if (shared.value[s] != nullptr && r < lane.rows && lane.lse[r] != -INFINITY &&
           (kIsFast || view.heavy[lane.first_row + static_cast<uint32_t>(r)].slot != slot)) {
-        damage = SquaredDamage(LogWeight(lane, r, slot), squares[i]);
+        damage = SquaredDamage<kIsFast>(LogWeight(lane, r, slot), squares[i]);
       }
       shared.of_row[s * kTileRows + owned % kTileRows] = damage;
     }

@@ -78,11 +78,15 @@ std::vector<double> OutputWithout(const DamageArgs& args, const Values& values, 
 }
 
 double RowDamage(const DamageArgs& args, const Values& values, size_t r, size_t t) {
-  const double x = static_cast<double>(args.logits[r * values.slots + values.slot[t]]) -
-                   static_cast<double>(args.lse[r]);
+  const std::span<const float> logits = args.logits.subspan(r * values.slots, values.slots);
+  const float logit = logits[values.slot[t]];
+  const double x = static_cast<double>(logit) - static_cast<double>(args.lse[r]);
   const double a = std::min(1.0, std::exp(x));
-  if (a > 0.5) return a * Distance(OutputWithout(args, values, r, t), values.value[t]);
-  return a / -std::expm1(x) * Distance(Row(args.centre, r, args.head_dim), values.value[t]);
+  if (a > 0.5 && std::ranges::count(logits, logit) == 1) {
+    return a * Distance(OutputWithout(args, values, r, t), values.value[t]);
+  }
+  const double odds = a > 0.5 ? 1 : a / -std::expm1(x);
+  return odds * Distance(Row(args.centre, r, args.head_dim), values.value[t]);
 }
 
 double FastRowDamage(const DamageArgs& args, const Values& values, size_t r, size_t t) {

@@ -167,6 +167,27 @@ TEST_P(DamageTest, WeightNextToOneStaysExact) {
   }
 }
 
+// Their shares, rounded, may pass 1/2, and which form they take is not to part them: between tokens
+// that are alike it is their age that decides.
+TEST_P(DamageTest, TwoEqualHalvesHaveEqualDamage) {
+  SampleLane lane({.dtype = GetParam().dtype, .head_dim = 24, .slots = 20}, random_);
+  for (size_t d = 0; d < lane.dim(); ++d) lane.set_value(11, d, lane.value(3, d));
+  for (int repeat = 0; repeat < 40; ++repeat) {
+    Question question(lane, 2, 1.0, random_);
+    for (size_t r = 0; r < 2; ++r) {
+      const float half = 30 + static_cast<float>(repeat) + static_cast<float>(r) / 7;
+      question.logits[20 * r + 3] = question.logits[20 * r + 11] = half;
+    }
+    question.Answer();
+
+    const std::vector<float> damage = Damage(question);
+
+    EXPECT_EQ(damage[3], damage[11]) << repeat;
+    EXPECT_NEAR(damage[3], question.ErrorWithout(3),
+                1e-5 * question.ErrorWithout(3) + question.OutputRounding(3));
+  }
+}
+
 TEST_P(DamageTest, OnlyTokenIsWorthItsValue) {
   const SampleLane lane({.dtype = GetParam().dtype, .head_dim = 8, .slots = 1}, random_);
   const Question question(lane, 1, 1.0, random_);
