@@ -25,13 +25,13 @@ struct Lane {
   const int32_t* query_index;
   float* output;
   float* lse;
-  float* logits;       // Null: not wanted.
-  float* part_output;  // Null: not wanted, as the next.
-  float* part_lse;
-  uint32_t first_extent;  // In the list, where parts are wanted.
+  float* logits;  // Null: not wanted.
   uint32_t rows, queries, slots;
   int32_t head_dim;
   float scale;
+  float* part_output;  // Null: not wanted, as the next.
+  float* part_lse;
+  uint32_t first_extent;  // In the list, where parts are wanted.
 };
 // What a block does: a tile of rows over one split.
 struct Item {
@@ -68,7 +68,7 @@ struct Shared {
 
 // Looks up where the split's slots lie that some row of the tile sees.
 template <class Shape, int kRows>
-__device__ void FindSlots(const View& view, const Lane& lane, const Item& item,
+__device__ void FindSlots(const View& view, const Lane& lane, const Item& item, int split_first,
                           Shared<Shape, kRows>& shared) {
   const int t = static_cast<int>(threadIdx.x);
   if (t < kRows) {
@@ -81,7 +81,7 @@ __device__ void FindSlots(const View& view, const Lane& lane, const Item& item,
 #pragma unroll
   for (int r = 1; r < kRows; ++r) seen_up_to = max(seen_up_to, shared.seen_up_to[r]);
   const size_t row_bytes = static_cast<size_t>(lane.head_dim) * sizeof(typename Shape::Type);
-  ForEachSlot(view.extents, item.split, [&](int s, const Extent& extent, int i) {
+  ForEachSlot(view.extents, item.split, split_first, [&](int s, const Extent& extent, int i) {
     const int32_t index = extent.index[i];
     if (index == kNoToken || index > seen_up_to) return;
     shared.key[s] = extent.key + static_cast<size_t>(i) * row_bytes;

@@ -64,7 +64,6 @@ inline LaneSplits PlaceExtents(std::span<const Extent> extents, size_t row_bytes
 struct Split {
   uint32_t lane;
   uint32_t number, count;  // Which of how many of its lane.
-  uint32_t first_slot;     // Of the lane's.
   uint32_t first_extent, extents_end;
 };
 
@@ -74,7 +73,6 @@ inline void AddSplits(uint32_t lane, const LaneSplits& placed, std::vector<Split
     splits.push_back({.lane = lane,
                       .number = number,
                       .count = count,
-                      .first_slot = number * kSplitSlots,
                       .first_extent = placed.first_extents[number],
                       .extents_end = placed.extents_end});
   }
@@ -93,12 +91,11 @@ inline uint32_t AddWholeSplits(uint32_t lane, std::span<const Extent> extents, s
     placed.push_back({extent, slots});
     slots += static_cast<uint32_t>(extent.slots);
     const bool is_first = splits.size() == first_split;
-    if (is_first || slots - splits.back().first_slot > kSplitSlots ||
+    if (is_first || slots - placed[splits.back().first_extent].first_slot > kSplitSlots ||
         at - splits.back().first_extent >= extents_max) {
       splits.push_back({.lane = lane,
                         .number = static_cast<uint32_t>(splits.size() - first_split),
                         .count = 0,
-                        .first_slot = placed.back().first_slot,
                         .first_extent = at,
                         .extents_end = at});
     }
@@ -110,16 +107,16 @@ inline uint32_t AddWholeSplits(uint32_t lane, std::span<const Extent> extents, s
   return slots;
 }
 
-// Calls visit(s, extent, i) for each slot of the split: its s-th is the extent's i-th. A warp for
-// each extent, a thread for each slot.
+// Calls visit(s, extent, i) for each slot of the split, which begins at the lane's slot
+// `split_first`: its s-th is the extent's i-th. A warp for each extent, a thread for each slot.
 template <class Visit>
 __device__ __forceinline__ void ForEachSlot(const PlacedExtent* extents, const Split& split,
-                                            Visit visit) {
+                                            int split_first, Visit visit) {
   const unsigned warps = blockDim.x / kWarpThreads;
   for (uint32_t e = split.first_extent + threadIdx.x / kWarpThreads; e < split.extents_end;
        e += warps) {
     const PlacedExtent placed = extents[e];
-    const int first = static_cast<int>(placed.first_slot) - static_cast<int>(split.first_slot);
+    const int first = static_cast<int>(placed.first_slot) - split_first;
     if (first >= kSplitSlots) break;
     for (int i = static_cast<int>(threadIdx.x % kWarpThreads); i < placed.extent.slots;
          i += kWarpThreads) {
@@ -127,10 +124,17 @@ __device__ __forceinline__ void ForEachSlot(const PlacedExtent* extents, const S
     }
   }
 }
+// The same of a split that is not of whole extents.
+template <class Visit>
+__device__ __forceinline__ void ForEachSlot(const PlacedExtent* extents, const Split& split,
+                                            Visit visit) {
+  ForEachSlot(extents, split, static_cast<int>(split.number) * kSplitSlots, visit);
+}
 
-// How many slots the split has, unless it is of whole extents.
+// How many slots the split has.
 __device__ __forceinline__ int SlotsOf(const Split& split, uint32_t lane_slots) {
-  return min(static_cast<int>(lane_slots) - static_cast<int>(split.first_slot), kSplitSlots);
+  return min(static_cast<int>(lane_slots) - static_cast<int>(split.number) * kSplitSlots,
+             kSplitSlots);
 }
 
 // Whether this block is the last of its lane to get here: it then sees what the others wrote

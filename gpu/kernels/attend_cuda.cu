@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 3 : 5) AttendSplits(con
   const Item item = view.items[blockIdx.x];
   const Lane lane = view.lanes[item.split.lane];
   const int count = SlotsOf(item.split, lane.slots);
-  FindSlots<Shape, kRows>(view, lane, item, shared);
+  FindSlots<Shape, kRows>(view, lane, item, static_cast<int>(item.split.number) * kSplitSlots,
+                          shared);
   Logits<Shape, kRows>(lane, item, shared, count);
   __syncthreads();
   Softmax<Shape, kRows>(view, lane, item, shared, count);
@@ -157,11 +158,12 @@ struct PartsShared : Shared<Shape, kRows> {
 
 // Where the split's extents begin and end; returns how many there are. Wait before they are read.
 template <class Shape, int kRows>
-__device__ int FindParts(const View& view, const Split& split, PartsShared<Shape, kRows>& shared) {
+__device__ int FindParts(const View& view, const Split& split, int split_first,
+                         PartsShared<Shape, kRows>& shared) {
   const auto parts = static_cast<int>(split.extents_end - split.first_extent);
   for (int x = static_cast<int>(threadIdx.x); x < parts; x += kThreads) {
     const PlacedExtent placed = view.extents[split.first_extent + static_cast<uint32_t>(x)];
-    const auto first = static_cast<int>(placed.first_slot - split.first_slot);
+    const int first = static_cast<int>(placed.first_slot) - split_first;
     shared.first_slot[x] = first;
     if (x == parts - 1) shared.first_slot[parts] = first + placed.extent.slots;
   }
@@ -177,17 +179,17 @@ __device__ __forceinline__ size_t PlaceOf(const Lane& lane, const Item& item, in
 // shared.weight := e^(logit - peak of its extent), a warp for each extent and row; the logits go
 // out where they are wanted.
 template <class Shape, int kRows>
-__device__ void PartSoftmax(const Lane& lane, const Item& item, PartsShared<Shape, kRows>& shared,
-                            int parts) {
+__device__ void PartSoftmax(const Lane& lane, const Item& item, int split_first,
+                            PartsShared<Shape, kRows>& shared, int parts) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpThreads;
   for (int i = static_cast<int>(threadIdx.x) / kWarpThreads; i < parts * kRows; i += kWarps) {
     const int r = i % kRows;
     const int end = shared.first_slot[i / kRows + 1];
     const uint32_t row = item.first_row + static_cast<uint32_t>(r);
-    float* const logits =
-        lane.logits == nullptr || row >= lane.rows
-            ? nullptr
-            : lane.logits + static_cast<size_t>(row) * lane.slots + item.split.first_slot;
+    float* const logits = lane.logits == nullptr || row >= lane.rows
+                              ? nullptr
+                              : lane.logits + static_cast<size_t>(row) * lane.slots +
+                                    static_cast<size_t>(split_first);
     float peak = -INFINITY;
     for (int s = shared.first_slot[i / kRows] + thread; s < end; s += kWarpThreads) {
       peak = fmaxf(peak, shared.weight[s * kRows + r]);
@@ -294,11 +296,12 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 3 : 4) AttendParts(cons
   __shared__ PartsShared<Shape, kRows> shared;
   const Item item = view.items[blockIdx.x];
   const Lane lane = view.lanes[item.split.lane];
-  const int parts = FindParts<Shape, kRows>(view, item.split, shared);
-  FindSlots<Shape, kRows>(view, lane, item, shared);
+  const auto split_first = static_cast<int>(view.extents[item.split.first_extent].first_slot);
+  const int parts = FindParts<Shape, kRows>(view, item.split, split_first, shared);
+  FindSlots<Shape, kRows>(view, lane, item, split_first, shared);
   Logits<Shape, kRows>(lane, item, shared, shared.first_slot[parts]);
   __syncthreads();
-  PartSoftmax<Shape, kRows>(lane, item, shared, parts);
+  PartSoftmax<Shape, kRows>(lane, item, split_first, shared, parts);
   __syncthreads();
   WeighParts<Shape, kRows>(view, lane, item, shared, parts);
   PartValues<Shape, kRows>(lane, item, shared, parts);
@@ -352,14 +355,14 @@ class Lists {
                       .output = args.output.data(),
                       .lse = args.lse.data(),
                       .logits = args.logits.empty() ? nullptr : args.logits.data(),
-                      .part_output = with_parts_ ? args.part_output.data() : nullptr,
-                      .part_lse = with_parts_ ? args.part_lse.data() : nullptr,
-                      .first_extent = first_extent,
                       .rows = rows,
                       .queries = static_cast<uint32_t>(args.queries),
                       .slots = slots,
                       .head_dim = head_dim_,
-                      .scale = args.scale});
+                      .scale = args.scale,
+                      .part_output = with_parts_ ? args.part_output.data() : nullptr,
+                      .part_lse = with_parts_ ? args.part_lse.data() : nullptr,
+                      .first_extent = first_extent});
     for (uint32_t row = 0; row < rows; row += tile_rows_) {
       if (partials_ > 0 && partials_ + splits.size() > partials_max_) CloseLaunch();
       for (const Split& split : splits) items_.push_back({split, row, tiles_, partials_});
