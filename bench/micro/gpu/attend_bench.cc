@@ -5,6 +5,9 @@
 // attend that follows, on the same threads, and the ratio is the median over iterations; times are
 // the threads' own CPU times, so a busy machine blurs it little.
 //
+// What attention over each frame alone costs on top, and from it the damage of losing each: `parts`
+// and `damage` are times over that of attend without (the aim for pages: 0.1 more in all).
+//
 // Lanes of 16k tokens fill a pool far larger than the caches. Results are checked against the
 // reference before the first measurement.
 
@@ -23,6 +26,7 @@
 
 #include "bench/micro/gpu/measure.h"
 #include "bench/micro/gpu/streaming_read.h"
+#include "gpu/kernels/page_damage.h"
 
 namespace ebbtide::bench {
 namespace {
@@ -47,6 +51,11 @@ struct Case {
   int group = 1;
   Frames frames = Frames::kContiguous;
   int threads = 1;
+  bool with_parts = false;  // Each frame alone too.
+};
+
+struct Answer {
+  std::vector<float> output, lse, part_output, part_lse, damage;
 };
 
 // The pool cut into frames and those dealt to lanes.
@@ -78,10 +87,12 @@ class Lanes {
   size_t lane_bytes() const {
     return 2 * DtypeBytes(shape_.dtype) * static_cast<size_t>(shape_.head_dim) * kTokens;
   }
-  AttendArgs Args(int lane, std::vector<float>& output, std::vector<float>& lse) const {
+  AttendArgs Args(int lane, Answer& answer) const {
     static const int32_t kLastToken = kTokens;
-    output.resize(query_.size());
-    lse.resize(static_cast<size_t>(shape_.group));
+    answer.output.resize(query_.size());
+    answer.lse.resize(static_cast<size_t>(shape_.group));
+    answer.part_lse.resize(shape_.with_parts ? kLaneExtents * answer.lse.size() : 0);
+    answer.part_output.resize(answer.part_lse.size() * static_cast<size_t>(shape_.head_dim));
     return {.dtype = shape_.dtype,
             .head_dim = shape_.head_dim,
             .group = shape_.group,
@@ -90,9 +101,22 @@ class Lanes {
                 std::span(extents_).subspan(static_cast<size_t>(lane) * kLaneExtents, kLaneExtents),
             .query = query_,
             .query_index = {&kLastToken, 1},
-            .output = output,
-            .lse = lse,
-            .logits = {}};
+            .output = answer.output,
+            .lse = answer.lse,
+            .logits = {},
+            .part_output = answer.part_output,
+            .part_lse = answer.part_lse};
+  }
+  gpu::PageDamageArgs DamageArgs(Answer& answer) const {
+    answer.damage.resize(kLaneExtents);
+    return {.head_dim = shape_.head_dim,
+            .rows = shape_.group,
+            .pages = static_cast<int>(kLaneExtents),
+            .part_output = answer.part_output,
+            .part_lse = answer.part_lse,
+            .output = answer.output,
+            .lse = answer.lse,
+            .damage = answer.damage};
   }
 
  private:
@@ -103,17 +127,26 @@ class Lanes {
   std::vector<float> query_;
 };
 
-void CheckAgainstReference(const Lanes& lanes) {
-  std::vector<float> output, expected, lse, expected_lse;
-  AttendCpu(lanes.Args(0, output, lse));
-  AttendReference(lanes.Args(0, expected, expected_lse));
-  for (size_t i = 0; i < output.size(); ++i) {
-    if (!(std::fabs(output[i] - expected[i]) <= 2e-6F * std::max(1.0F, std::fabs(expected[i])))) {
+void CheckNear(const std::vector<float>& got, const std::vector<float>& expected) {
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (!(std::fabs(got[i] - expected[i]) <= 2e-6F * std::max(1.0F, std::fabs(expected[i])))) {
       std::fprintf(stderr, "attend disagrees with its reference: %g for %g\n",
-                   static_cast<double>(output[i]), static_cast<double>(expected[i]));
+                   static_cast<double>(got[i]), static_cast<double>(expected[i]));
       std::exit(1);
     }
   }
+}
+
+void CheckAgainstReference(const Lanes& lanes) {
+  Answer answer, expected;
+  AttendCpu(lanes.Args(0, answer));
+  AttendReference(lanes.Args(0, expected));
+  CheckNear(answer.output, expected.output);
+  CheckNear(answer.part_output, expected.part_output);
+  if (answer.part_lse.empty()) return;
+  PageDamageCpu(lanes.DamageArgs(answer));
+  PageDamageReference(lanes.DamageArgs(expected));
+  CheckNear(answer.damage, expected.damage);
 }
 
 // Bytes per second over all threads, each reading `lanes_each` lanes from `first_lane` on.
@@ -151,8 +184,8 @@ void BM_Attend(benchmark::State& state, const Case& shape) {
     });
     lane = (lane + shape.threads * lanes_each) % lanes.count();
     const double attend_rate = Rate(shape, lanes, lane, lanes_each, [&](int i) {
-      thread_local std::vector<float> output, lse;
-      AttendCpu(lanes.Args(i, output, lse));
+      thread_local Answer answer;
+      AttendCpu(lanes.Args(i, answer));
     });
     lane = (lane + shape.threads * lanes_each) % lanes.count();
     attend_rates.push_back(attend_rate);
@@ -165,13 +198,56 @@ void BM_Attend(benchmark::State& state, const Case& shape) {
   state.counters["ratio"] = Median(ratios);
 }
 
+// What pages cost on top of attend: the same lanes without their parts, with them, and the damage
+// of losing each, in turns.
+void BM_Pages(benchmark::State& state, const Case& shape) {
+  Case plain_shape = shape;
+  plain_shape.with_parts = false;
+  const Lanes plain(plain_shape);
+  const Lanes lanes(shape);
+  CheckAgainstReference(lanes);
+  std::vector<double> parts_ratios, damage_ratios;
+  Answer plain_answer, answer;
+  for (auto _ : state) {
+    double plain_time = 0, parts_time = 0, damage_time = 0;
+    for (int lane = 0; lane < lanes.count(); ++lane) {
+      const double start = ThreadSeconds();
+      AttendCpu(plain.Args(lane, plain_answer));
+      const double attended = ThreadSeconds();
+      AttendCpu(lanes.Args((lane + lanes.count() / 2) % lanes.count(), answer));
+      const double parted = ThreadSeconds();
+      PageDamageCpu(lanes.DamageArgs(answer));
+      damage_time += ThreadSeconds() - parted;
+      parts_time += parted - attended;
+      plain_time += attended - start;
+    }
+    parts_ratios.push_back(parts_time / plain_time);
+    damage_ratios.push_back(damage_time / plain_time);
+    state.SetIterationTime(parts_time / lanes.count());
+  }
+  state.counters["parts"] = Median(parts_ratios);
+  state.counters["damage"] = Median(damage_ratios);
+}
+
 void RegisterCases() {
+  for (const int head_dim : {64, 128}) {
+    for (const int group : {1, 4, 8}) {
+      const Case shape{.head_dim = head_dim, .group = group, .with_parts = true};
+      const std::string name =
+          "pages/f16/d" + std::to_string(head_dim) + "/g" + std::to_string(group);
+      benchmark::RegisterBenchmark(name.c_str(), BM_Pages, shape)
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond)
+          ->Iterations(11);
+    }
+  }
+
   for (const int threads : {1, 2}) {
     for (const Dtype dtype : gpu::kDtypes) {
       for (const int head_dim : {64, 128}) {
         for (const Frames frames : {Frames::kContiguous, Frames::kRandom, Frames::kHoles}) {
           for (const int group : {1, 4, 8}) {
-            const Case shape{dtype, head_dim, group, frames, threads};
+            const Case shape{dtype, head_dim, group, frames, threads, false};
             const std::string name = std::string("attend/") + std::string(DtypeName(dtype)) + "/d" +
                                      std::to_string(head_dim) + "/g" + std::to_string(group) + "/" +
                                      kFramesNames[static_cast<int>(frames)] + "/threads" +

@@ -164,6 +164,8 @@ struct Step {
         logits(lanes * rows() * slots),
         mass(lanes * slots),
         score(lanes * slots),
+        part_output(pages() * lanes * rows() * dim()),
+        part_lse(pages() * lanes * rows()),
         extents(lanes) {
     std::vector<std::byte> pattern(size_t{1} << 20);
     const std::vector<float> elements = Random<float>(pattern.size() / DtypeBytes(dtype), 1);
@@ -180,6 +182,7 @@ struct Step {
 
   size_t rows() const { return static_cast<size_t>(group); }
   size_t dim() const { return static_cast<size_t>(head_dim); }
+  size_t pages() const { return slots / kFrameSlots; }  // Of a lane.
 
   void AddLane(size_t l) {
     const size_t row_bytes = RowBytes(dtype, head_dim);
@@ -201,6 +204,18 @@ struct Step {
                       .lse = lse.part(l * rows(), rows()),
                       .logits = {}};
     attends.push_back(attend);
+    AttendArgs parted = attend;
+    parted.part_output = part_output.part(l * pages() * rows() * dim(), pages() * rows() * dim());
+    parted.part_lse = part_lse.part(l * pages() * rows(), pages() * rows());
+    parts.push_back(parted);
+    page_damages.push_back({.head_dim = head_dim,
+                            .rows = group,
+                            .pages = static_cast<int>(pages()),
+                            .part_output = parted.part_output,
+                            .part_lse = parted.part_lse,
+                            .output = parted.output,
+                            .lse = parted.lse,
+                            .damage = score.part(l * slots, pages())});
     attend.logits = logits.part(l * rows() * slots, rows() * slots);
     spills.push_back(attend);
     const std::span<float> scores = score.part(l * slots, slots);
@@ -238,9 +253,12 @@ struct Step {
   Array<float> output, lse, logits;
   Array<double> mass;
   Array<float> score;
+  Array<float> part_output, part_lse;
   std::vector<std::vector<Extent>> extents;
   std::vector<AttendArgs> attends;
-  std::vector<AttendArgs> spills;  // The same with logits.
+  std::vector<AttendArgs> spills;  // The same with logits,
+  std::vector<AttendArgs> parts;   // and with each page alone.
+  std::vector<PageDamageArgs> page_damages;
   std::vector<MassArgs> masses;
   std::vector<DamageArgs> damages;
   std::vector<WeightedValueArgs> centres;
@@ -256,6 +274,11 @@ void Bench::Run(Dtype dtype, int head_dim, int group) {
       [&] { Check(AttendCuda(step.attends, stream_)); });
   Add("attend, logits " + name, head_dim, group, all * (2 * row + 4.0 * group),
       [&] { Check(AttendCuda(step.spills, stream_)); });
+  const double parts = all / kFrameSlots * 4.0 * group * (head_dim + 1);
+  Add("attend, pages " + name, head_dim, group, 2 * all * row + parts,
+      [&] { Check(AttendCuda(step.parts, stream_)); });
+  Add("page damage", head_dim, group, parts,
+      [&] { Check(PageDamageCuda(step.page_damages, stream_)); });
   Add("mass", head_dim, group, all * (4.0 * group + 16),
       [&] { Check(MassCuda(step.masses, stream_)); });
   Add("damage " + name, head_dim, group, all * (row + 4.0 * group + 4),
