@@ -118,12 +118,14 @@ class PageDamageKernel {
     return &args_.part_output[(page * rows_ + row) * dim_];
   }
 
-  // weight_ := e / (1 - e), 0 for rows that saw nothing: there e is that of NaN, which is 0.
+  // weight_ := e / (1 - e), 0 for rows that saw nothing.
   void Weigh() {
     weight_.resize(args_.part_lse.size());
     for (size_t p = 0; p < square_.size(); ++p) {
       for (size_t r = 0; r < rows_; ++r) {
-        weight_[p * rows_ + r] = args_.part_lse[p * rows_ + r] - args_.lse[r];
+        const float lse = args_.lse[r];
+        weight_[p * rows_ + r] =
+            lse == kMinusInfinity ? kMinusInfinity : args_.part_lse[p * rows_ + r] - lse;
       }
     }
     ExpAll(weight_);
@@ -134,6 +136,7 @@ class PageDamageKernel {
   // Of two pages that have as much the formula serves both: rounding can make them pass 1/2, and
   // equal pages are equal.
   void FindHeavy(size_t r) {
+    if (args_.lse[r] == kMinusInfinity) return;
     float peak = kMinusInfinity;
     float second = kMinusInfinity;
     size_t page = 0;
@@ -170,22 +173,21 @@ class PageDamageKernel {
   }
 
   void AttendOthers(const Heavy& heavy, std::vector<double>& without) const {
-    std::vector<float> weight(square_.size());
-    for (size_t p = 0; p < weight.size(); ++p) {
-      weight[p] = args_.part_lse[p * rows_ + heavy.row] - static_cast<float>(heavy.others_peak);
-    }
-    weight[heavy.page] = kMinusInfinity;
-    ExpAll(weight);
     double mass = 0;
-    for (size_t p = 0; p < weight.size(); ++p) {
-      if (weight[p] == 0) continue;
-      mass += static_cast<double>(weight[p]);
-      AddWeighted(static_cast<double>(weight[p]), Part(p, heavy.row), dim_, without.data());
+    for (size_t p = 0; p < square_.size(); ++p) {
+      // In f64, for what the others attend to may cancel.
+      const double weight =
+          p == heavy.page ? 0
+                          : std::exp(static_cast<double>(args_.part_lse[p * rows_ + heavy.row]) -
+                                     heavy.others_peak);
+      if (weight == 0) continue;
+      mass += weight;
+      AddWeighted(weight, Part(p, heavy.row), dim_, without.data());
     }
     if (!args_.rest_lse.empty()) {
       const double rest = std::exp(args_.rest_lse[heavy.row] - heavy.others_peak);
       mass += rest;
-      AddWeighted(rest, &args_.rest_output[heavy.row * dim_], dim_, without.data());
+      if (rest > 0) AddWeighted(rest, &args_.rest_output[heavy.row * dim_], dim_, without.data());
     }
     for (double& x : without) x /= mass;
   }

@@ -47,6 +47,7 @@ std::vector<double> OutputWithout(const PageDamageArgs& args, size_t r, size_t l
   double total = 0;
   const auto add = [&](double lse, std::span<const float> part) {
     const double weight = std::exp(lse - peak);
+    if (weight == 0) return;  // Its output may be anything.
     total += weight;
     for (size_t d = 0; d < output.size(); ++d) output[d] += weight * part[d];
   };

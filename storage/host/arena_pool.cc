@@ -28,7 +28,8 @@ constexpr uint64_t kWarmBytesMax = uint64_t{256} << 20;
 constexpr uint64_t kWarmShare = 16;  // Of the budget, where that is less.
 
 constexpr size_t kTrimmedAtOnce = 8;
-// Where registering is refused it usually stays so, and each try writes a record twice.
+// Where registering is refused it usually stays so, and each try writes a record twice. Of stores,
+// whether they find room or not.
 constexpr uint32_t kUnregisteredAfterRefusal = 64;
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "gpu/kernels/attend.h"
@@ -23,6 +24,8 @@
 
 namespace ebbtide::gpu {
 namespace {
+
+using testing::Each;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr size_t kNoPage = SIZE_MAX;
@@ -280,6 +283,36 @@ TEST_P(PageDamageTest, RowThatSawNothingAddsNothing) {
   one.Join();
 
   EXPECT_EQ(Damage(both), Damage(one));
+}
+
+// Whatever its parts say, and whatever the rest that nobody attends to holds.
+TEST_P(PageDamageTest, WhatNobodySawIsNotLookedAt) {
+  Parts parts(4, 1, 16, 1.0, random_);
+  parts.part_lse[1] = 30.0F;
+  parts.Join();
+  const std::vector<float> expected = Damage(parts);
+  const std::vector<float> rest(16, std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> damage(4);
+  PageDamageArgs args = parts.Args(damage);
+  args.rest_output = rest;
+  args.rest_lse = {&kMinusInfinity, 1};
+  Run(args);
+  EXPECT_EQ(damage, expected);
+
+  parts.lse[0] = kMinusInfinity;
+
+  EXPECT_THAT(Damage(parts), Each(0.0F));
+}
+
+// What the others attend to cancels but for 1e-8, and so does what the page holds.
+TEST_P(PageDamageTest, OthersThatCancelAreAddedUpInDoubles) {
+  Parts parts(3, 1, 8);
+  parts.part_lse = {0.0F, -1.0F, 20.0F};
+  std::fill_n(parts.part_output.begin(), 8, 1.0F);
+  std::fill_n(parts.part_output.begin() + 8, 8, -std::exp(1.0F));
+  parts.Join();
+
+  EXPECT_NEAR(Damage(parts)[2], parts.ErrorWithout(2), 1e-5 * parts.ErrorWithout(2) + 1e-30);
 }
 
 TEST_P(PageDamageTest, PageThatNobodySeesIsWorthNothing) {
